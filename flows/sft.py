@@ -122,10 +122,11 @@ def first_weights(config: TrainConfig | FinetuneConfig, workplace: Workplace, *,
 
 def warm_up_for(config: TrainConfig | EvalConfig | FinetuneConfig) -> SftConfig:
     """The warm-up of a tiny policy that is to be trained, or evaluated, on these problems: it is shown what there is of
-    them."""
+    them, of several sets of the first that has something to show."""
     asked = WarmUpConfig() if isinstance(config, EvalConfig) else config.warm_up
     if asked.problems is None and not isinstance(config, FinetuneConfig):
-        asked = asked.model_copy(update={"problems": shown_of(config.problems.path)})
+        shown = [shown_of(each.path) for each in config.sets]
+        asked = asked.model_copy(update={"problems": next((of for of in shown if of != GRAMMAR), GRAMMAR)})
     return SftConfig(warm_up=asked, policy=config.policy, cluster=config.cluster, placement=config.placement)
 
 

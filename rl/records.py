@@ -34,6 +34,12 @@ class Problem:
     instructions: Instructions | None = None
     no_target: str = ""  # why there is no target, which is empty then: who asks for it is told
     played: bool = False  # whether an environment is acted on, in turns, and gives the reward
+    opening: str = ""  # what that says before the policy does, behind the prompt; only where an episode has begun
+
+    @property
+    def shown(self) -> str:
+        """What the policy is asked, for people."""
+        return self.prompt + self.opening
 
 
 @dataclass(frozen=True)

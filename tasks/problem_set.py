@@ -1,6 +1,6 @@
 """A problem set: what to train on, step by step, and what is kept out of training."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from typing import Any
@@ -10,7 +10,7 @@ from rl.environment_config import EnvironmentConfig
 from rl.environments.spec import EnvironmentSpec
 from rl.problems import rows
 from rl.problems.made import stream_of
-from rl.problems.rows import normalized
+from rl.problems.rows import asked, normalized
 from rl.problems.tables import ProblemError
 from rl.records import Problem
 from rl.verifiers.spec import VerifierSpec
@@ -60,10 +60,15 @@ class ProblemSet:
         """Whether there is more than one set."""
         return len(self.judging) > 1
 
-    def some_played(self) -> Problem:
-        """One that the environment is begun with, to try it."""
-        steps = (problem for step in count() for problem in self.draw(step, 64, 0))
-        return next(problem for problem in chain(self.held_out, self.drawn, steps) if problem.played)
+    def some_played(self) -> list[Problem]:
+        """One of each set that the environment is acted on with, to try it."""
+
+        def all_of_them() -> Iterator[Problem]:
+            yield from chain(self.held_out, self.drawn)
+            for step in count():
+                yield from self.draw(step, 64, 0)
+
+        return [next(problem for problem in all_of_them() if problem.set == name) for name in self.played]
 
     @property
     def trained(self) -> frozenset[bytes]:
@@ -110,7 +115,7 @@ def open_problems(
     made = _held_out_of_made(mixed, held_out)
     kept_out = {each.name: made[each.name] if each.name in made else split[each.name][1] for each in mixed}
     played = {each.name for each in mixed if each.config.path in PLAYED}  # other problems may have the same prompt
-    kept = {normalized(of.prompt) for name, problems in kept_out.items() if name not in played for of in problems}
+    kept = {normalized(asked(of)) for name, problems in kept_out.items() if name not in played for of in problems}
     sources: list[Source] = []
     out: list[Problem] = []
     files: dict[str, TrainedOn] = {}
@@ -121,7 +126,7 @@ def open_problems(
             sources.append(_made(each, stream, frozenset() if each.name in played else kept))
         else:
             # sets may share problems, and a file may have one twice, with another blank in it
-            train = [problem for problem in split[each.name][0] if normalized(problem.prompt) not in kept]
+            train = [problem for problem in split[each.name][0] if normalized(asked(problem)) not in kept]
             if not train:
                 raise ProblemError(
                     f"{each.config.path}: nothing is left to train on: all of its prompts are held out, by it or by "
@@ -179,7 +184,7 @@ def problems_to_solve(
         # in the order of a split: whatever was trained on, the first ones are the same
         if held_out is None and not is_in_code(each.config.path):
             given, _ = rows.split(given, 0)
-        unseen = [problem for problem in given if normalized(problem.prompt) not in seen]
+        unseen = [problem for problem in given if normalized(asked(problem)) not in seen]
         found += unseen
         left_out += len(given) - len(unseen)
     if not found:

@@ -97,7 +97,7 @@ class RolloutBatch:
             everything=everything,
             samples=tuple(
                 {
-                    "prompt": problem.prompt,
+                    "prompt": problem.shown,
                     "target": problem.target,
                     "completion": rollouts.texts[group][0],
                     "reward": float(rewards[group, 0]),
@@ -122,7 +122,7 @@ class RolloutBatch:
             for sample, text in enumerate(of.texts[group]):
                 yield {
                     "group": group,
-                    "prompt": problem.prompt,
+                    "prompt": problem.shown,
                     "target": problem.target,
                     "source": problem.source,
                     "completion": text,

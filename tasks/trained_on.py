@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from rl.problems.rows import digest, normalized
+from rl.problems.rows import asked, digest, normalized
 from rl.records import Problem
 
 SHORT = 8  # bytes of a prompt's digest: among a million prompts, two share theirs with a probability of 1e-7
@@ -30,7 +30,7 @@ class TrainedOn(BaseModel):
             sums.update(f"{len(side)}\n".encode())
             for problem in side:
                 sums.update(json.dumps([problem.prompt, problem.target]).encode() + b"\n")
-        prompts = sorted({short_digest(normalized(problem.prompt)) for problem in trained})
+        prompts = sorted({short_digest(normalized(asked(problem))) for problem in trained})
         return cls(rows=sum(map(len, split)), digest=sums.hexdigest(), trained=b"".join(prompts))
 
     def same_files(self, other: Self | None) -> bool:
@@ -54,7 +54,7 @@ def seen_among(problems: Iterable[Problem], trained: Set[bytes]) -> frozenset[st
         return frozenset()
     return frozenset(
         normal
-        for prompt in {problem.prompt for problem in problems}
+        for prompt in map(asked, problems)
         if not trained.isdisjoint({short_digest(normal := normalized(prompt)), short_digest(prompt)})
     )
 

@@ -29,10 +29,10 @@ LATELY = 2.0  # seconds since the workers were counted that episodes are spread 
 Observed = tuple[tuple[str, ...], ...]  # [P * G] of each completion that goes on; () of the others
 
 
-def check_environment(dispatch: Dispatch, spec: EnvironmentSpec, problem: Problem) -> Interface:
-    """Try the environment on the workers that would play it, with this problem; one on which it cannot be used is left
-    out. Raises EnvironmentSpecError where it can on none."""
-    return each_well(dispatch, "verify", try_environment, spec, problem)[0]
+def check_environment(dispatch: Dispatch, spec: EnvironmentSpec, problems: Sequence[Problem]) -> Interface:
+    """Try the environment on the workers that would play it, with these problems; one on which it cannot be used is
+    left out. Raises EnvironmentSpecError where it can on none."""
+    return each_well(dispatch, "verify", try_environment, spec, problems)[0]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Episodes:
     _of: dict[int, list[Episode]] = field(default_factory=dict)  # [G] by the number of the group
 
     def begin(self, leases: Sequence[Lease]) -> list[Lease]:
-        """The same leases; what an episode begins with is in their prompts. It is the same for all of a group, which
-        has one prompt. One of a problem that is not played never begins: it is what is said to the prompt."""
+        """The same leases; what an episode begins with is their problems' `opening`. It is the same for all of a group,
+        which has one prompt. One of a problem that is not played never begins: it is what is said to the prompt."""
         groups = {
             group: problem for lease in leases for group, problem in zip(lease.groups, lease.problems, strict=True)
         }
@@ -63,12 +63,12 @@ class Episodes:
             self._of[group] = [
                 Episode(f"{seeds[group]}.{sample}", problem, seeds[group], opening) for sample in range(self.samples)
             ]
-            said[group] = problem.prompt + "".join(() if opening is None else opening.observations)
+            said[group] = "".join(() if opening is None else opening.observations)
         return [
             replace(
                 lease,
                 problems=tuple(
-                    replace(problem, prompt=said[group])
+                    replace(problem, opening=said[group])
                     for group, problem in zip(lease.groups, lease.problems, strict=True)
                 ),
             )

@@ -61,7 +61,7 @@ def digest_of(problems: ProblemSet, samples: int) -> str:
         name: [spec.name, spec.source, spec.needs_end, spec.timeout_reward] for name, spec in problems.verifiers.items()
     }
     if (environment := problems.environment) is not None:
-        judges["environment"] = [environment.name, environment.source]
+        judges["environment of all others"] = [environment.name, environment.source]
     said = json.dumps([asked, judges, samples], sort_keys=True, default=str)
     return sha256(said.encode()).hexdigest()[:16]
 

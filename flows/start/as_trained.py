@@ -21,7 +21,7 @@ from infra.security.secrets import masked
 from infra.storage import place
 from rl.algorithm_config import AlgorithmConfig
 from rl.config import AUTO, OURS, PLAYED, PolicyConfig, ProblemsConfig, SamplingConfig, is_in_code, is_made
-from rl.problems.rows import normalized
+from rl.problems.rows import asked, normalized
 from rl.verifiers.spec import judged_by, named
 from tasks.named_set import named_sets, refuse_unplayed, set_name
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve
@@ -145,7 +145,7 @@ def asked_of_run(
     known = seen, trained.held_out or None, now.environment
     problems = problems_to_solve(now.sets, now.verifier, now.held_out, now.seed, *known)
     again = seen_among(problems.held_out, seen)
-    included = sum(normalized(problem.prompt) in again for problem in problems.held_out)
+    included = sum(normalized(asked(problem)) in again for problem in problems.held_out)
     if problems.left_out:
         notes.append(
             f"{len(problems.held_out)} problems of set {problems.name}; {problems.left_out} that {name} trains on "

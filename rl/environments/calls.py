@@ -23,6 +23,7 @@ FORMS: dict[Syntax, str] = {  # as a policy is told, whose tokenizer may know AS
 }
 MOST_CALLS = 16  # of a turn
 MOST_CHARACTERS = 100_000  # of a turn that is read
+MOST_LEVELS = 32  # of arrays and objects in one another
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _THOUGHT, _THOUGHT_ENDS = "<think>", "</think>"
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
@@ -50,9 +51,9 @@ def action_of(text: str, syntax: Syntax, tools: Mapping[str, Sequence[str]]) -> 
     """
     if len(text) > MOST_CHARACTERS:
         return Unread(f"the turn has {len(text)} characters; {MOST_CHARACTERS} at most are read")
-    said = text.rpartition(_THOUGHT_ENDS)[2]
-    if _THOUGHT in said:
-        return text  # it has not come to an end of it
+    said = _said(text, syntax)
+    if said is None:
+        return text
     try:
         match syntax:
             case "hermes":
@@ -64,6 +65,19 @@ def action_of(text: str, syntax: Syntax, tools: Mapping[str, Sequence[str]]) -> 
     except _UnreadableError as error:
         return Unread(f"{error}; a call is {FORMS[syntax]}")
     return tuple(calls) or text
+
+
+def _said(text: str, syntax: Syntax) -> str | None:
+    """What stands behind all thoughts; None where it has not come to an end of one. A call's arguments may hold these
+    tags, too."""
+    begins = {"hermes": OPEN, "llama3_json": "{"}.get(syntax)
+    while True:
+        before = text if begins is None else text.partition(begins)[0]
+        if _THOUGHT not in before and _THOUGHT_ENDS not in before:
+            return text
+        _, ended, text = text.partition(_THOUGHT_ENDS)
+        if not ended:
+            return None
 
 
 def _tagged(text: str) -> Iterator[Call]:
@@ -108,7 +122,7 @@ def _lines(text: str, tools: Mapping[str, Sequence[str]]) -> Iterator[Call]:
                 raise _UnreadableError(f"there is no tool {name[0]}, but {', '.join(tools) or 'none'}")
             continue  # words
         _few(number)
-        yield Call(name[0], _arguments(line, name.end() + 1, name[0], tools[name[0]]))
+        yield _shallow(Call(name[0], _arguments(line, name.end() + 1, name[0], tools[name[0]])))
         number += 1
 
 
@@ -145,10 +159,27 @@ def _call(given: Any, key: str) -> Call:
         raise _UnreadableError("a call is no JSON object")
     if not isinstance(name := given.get("name"), str) or not name:
         raise _UnreadableError("a call has no name")
+    if others := given.keys() - {"name", key, "id", "type"}:
+        raise _UnreadableError(f"a call has {', '.join(map(repr, sorted(others)))[:100]} beside name and {key}")
     arguments = given.get(key, {})
     if not isinstance(arguments, dict):
         raise _UnreadableError(f"{key} of {name[:100]} are no JSON object")
-    return Call(name, arguments)
+    return _shallow(Call(name, arguments))
+
+
+def _shallow(call: Call) -> Call:
+    """The call, whose arguments whoever handles them can follow to their ends."""
+    level: list[Any] = [call.arguments]
+    for _ in range(MOST_LEVELS):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    if any(isinstance(each, dict | list) for each in level):
+        raise _UnreadableError(f"arguments of {call.name[:100]} are nested in more than {MOST_LEVELS} levels")
+    return call
 
 
 def _few(number: int) -> None:

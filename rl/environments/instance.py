@@ -42,7 +42,7 @@ class Instance:
         """The observations of a turn, one for each call, its reward, and whether the episode is over. Raises what the
         environment does, and ContractError."""
         if isinstance(action, Unread):
-            return self._outcome([Turn(action.why)], 1)
+            return self._outcome([Turn(f"error: {action.why}")], 1)
         if isinstance(action, str):
             if self._interface.step:
                 return self._outcome(*self._tried(self._of.step, {"text": action}, ends=True))

@@ -13,14 +13,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from rl.environments.episode import TOO_DEEP, Episode, Outcome
 from rl.environments.interface import Interface
+from rl.environments.live import Live, named, origin_of
 from rl.environments.processes import FailedError, GoneError, Host, Playing
 from rl.environments.spec import EnvironmentSpec
-from rl.environments.turn import Action, as_json
+from rl.environments.turn import Action
 from rl.records import Verdict
 from rl.verifiers.isolation import leftovers, sandbox
 from rl.verifiers.isolation.confinement import close_environment
@@ -36,28 +37,6 @@ SHOWN = 80  # characters of an observation in a message
 T = TypeVar("T")
 
 
-@dataclass
-class _Live:
-    """An episode that is open."""
-
-    playing: Playing
-    log: list[tuple[str, Outcome]]  # all that was done, as `_named`, with what came of it
-    verdict: Verdict | None = None
-
-    def is_at(self, log: list[tuple[str, Outcome]], then: str | None) -> bool:
-        """Whether it has come as far as the log, or one such action further. What get_reward may have changed is not
-        gone on from."""
-        further = [action for action, _ in self.log[len(log) :]]
-        untouched = self.verdict is None or then is None
-        return self.log[: len(log)] == log and (further == [then] or (not further and untouched))
-
-    def do(self, action: Action | None) -> Outcome:
-        """Raises GoneError and FailedError."""
-        outcome = self.playing.reset() if action is None else self.playing.act(action)
-        self.log.append((_named(action), outcome))
-        return outcome
-
-
 class Sessions:
     """The episodes of one environment. Any thread may call it; its own threads, `size` of them, act."""
 
@@ -69,7 +48,7 @@ class Sessions:
         self._threads = ThreadPoolExecutor(size or min(4, os.cpu_count() or 1), thread_name_prefix="environment")
         self._placing, self._lock = threading.Lock(), threading.Lock()
         self._hosts: list[Host] = []
-        self._idle: OrderedDict[str, _Live] = OrderedDict()  # the one that was used last comes last
+        self._idle: OrderedDict[str, Live] = OrderedDict()  # the one that was used last comes last
         self._alone: set[str] = set()  # the keys of episodes whose processes were lost, and that are to be made again
         self._ended = False
         if self._cell.sandbox == sandbox.NONE:
@@ -131,11 +110,11 @@ class Sessions:
         assert (action is None) == (episode.opening is None), episode.key
         begun, at = time.monotonic(), len(episode.history)
 
-        def outcome(live: _Live) -> Outcome:
+        def outcome(live: Live) -> Outcome:
             return live.log[at][1] if len(live.log) > at else live.do(action)
 
         try:
-            made = self._with(episode, _named(action), outcome)
+            made = self._with(episode, named(action), outcome)
         except RecursionError:
             made = TOO_DEEP
         except FailedError as error:
@@ -147,7 +126,7 @@ class Sessions:
         last = episode.last
         assert last is not None, episode.key
 
-        def verdict(live: _Live) -> Verdict:
+        def verdict(live: Live) -> Verdict:
             if live.verdict is None:
                 live.verdict = live.playing.reward()
             return live.verdict
@@ -159,18 +138,18 @@ class Sessions:
         except FailedError as error:
             return failed(*error.args)
 
-    def _with(self, episode: Episode, then: str | None, use: Callable[[_Live], T]) -> T:
+    def _with(self, episode: Episode, then: str | None, use: Callable[[Live], T]) -> T:
         """What ``use`` makes of the episode, at the end of its history or, where that was done before, the action
         ``then`` behind it. Raises FailedError."""
-        log = [(_named(action), outcome) for action, outcome in episode.history]
+        origin, log = origin_of(episode), [(named(action), outcome) for action, outcome in episode.history]
         while True:
             live = self._taken(episode.key)
             try:
-                if live is not None and not live.is_at(log, then):
+                if live is not None and not live.is_at(origin, log, then):
                     self._drop(episode.key, live)
                     live = None
                 if live is None:
-                    live = _Live(self._placed(episode), [])
+                    live = Live(self._placed(episode), origin, [])
                     self._replay(live, episode)
                 made = use(live)
             except GoneError as gone:
@@ -195,7 +174,7 @@ class Sessions:
                 self._put_back(episode.key, live)
                 return made
 
-    def _replay(self, live: _Live, episode: Episode) -> None:
+    def _replay(self, live: Live, episode: Episode) -> None:
         """Do all that was done. Raises GoneError and FailedError."""
         for turn, (action, known) in enumerate(episode.history):
             found = live.do(action)
@@ -209,7 +188,7 @@ class Sessions:
     def _about(self, episode: Episode) -> str:
         return f" ({episode.problem.source}){self._cell.printed}"
 
-    def _taken(self, key: str) -> _Live | None:
+    def _taken(self, key: str) -> Live | None:
         """The open episode, which nobody else uses until it is put back; None where there is none."""
         with self._lock:
             live = self._idle.pop(key, None)
@@ -218,7 +197,7 @@ class Sessions:
             return None
         return live
 
-    def _put_back(self, key: str, live: _Live) -> None:
+    def _put_back(self, key: str, live: Live) -> None:
         with self._lock:
             self._alone.discard(key)
             over = [(key, self._idle.pop(key))] if key in self._idle else []  # it was asked twice at once
@@ -228,7 +207,7 @@ class Sessions:
         for each, one in over:
             self._drop(each, one)
 
-    def _drop(self, key: str, live: _Live) -> None:
+    def _drop(self, key: str, live: Live) -> None:
         """End an episode's process, and its host where that is for it alone."""
         host = live.playing.host
         with suppress(GoneError):
@@ -287,11 +266,6 @@ class Sessions:
         with self._lock:
             self._hosts.append(host)
         return host
-
-
-def _named(action: Action | None) -> str:
-    """An action as a text, by which it is compared; reset's is empty."""
-    return "" if action is None else as_json(action)
 
 
 def _shown(outcome: Outcome) -> str:

@@ -123,10 +123,10 @@ class Policy:
             raise ValueError(f"sampling.max_tokens: {tokens} reach beyond the model's {what} of {limit}{room}")
 
     def prompt_tokens(
-        self, problem: str, instructions: Instructions | None = None, tools: Sequence[Tool] = ()
+        self, problem: str, instructions: Instructions | None = None, tools: Sequence[Tool] = (), opening: str = ""
     ) -> list[int]:
         """Token ids of the prompt: see :mod:`rl.model.prompting`."""
-        return prompt_tokens(self.tokenizer, problem, instructions, tools)
+        return prompt_tokens(self.tokenizer, problem, instructions, tools, opening)
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters and buffers by name, those that are tied once; of adapters these alone, by peft's names."""

@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rl.environments.calls import explained
+from rl.model.controls import MARK, Controls
 from rl.records import Instructions
 
 _PLACE = re.compile(r"\{(prompt|system)\}")
@@ -24,15 +25,19 @@ def prompt_tokens(
     problem: str,
     instructions: Instructions | None = None,
     tools: Sequence[Tool] = (),
+    opening: str = "",
 ) -> list[int]:
     """Token ids of the prompt: through the user's template, else through the chat template, the system prompt in the
     first turn where that has no such role; else the problem and a line break. The chat template shows the ``tools``, or
-    the system prompt does where that leaves them out; without one they are not shown.
+    the system prompt does where that leaves them out; without one they are not shown. Behind the problem stands an
+    ``opening`` of an environment's, which makes no control token.
 
     Raises:
         ValueError: the instructions are required, and the model has no chat template; or it has one that leaves out
             what it is given.
     """
+    if opening:
+        return _opened(tokenizer, problem, instructions, tools, opening)
     if instructions is not None and instructions.template is not None:
         words = {"prompt": problem, "system": instructions.system}
         return _with_beginning(tokenizer, _PLACE.sub(lambda place: words[place[1]], instructions.template))
@@ -43,7 +48,29 @@ def prompt_tokens(
                 "{system} and {prompt} in it, or leave problems.system out"
             )
         return _with_beginning(tokenizer, problem + "\n")
-    return list(tokenizer(_rendered(tokenizer, problem, instructions, tools), add_special_tokens=False)["input_ids"])
+    return _ids(tokenizer, _rendered(tokenizer, problem, instructions, tools))
+
+
+def _opened(
+    tokenizer: PreTrainedTokenizerBase,
+    problem: str,
+    instructions: Instructions | None,
+    tools: Sequence[Tool],
+    opening: str,
+) -> list[int]:
+    controls = Controls(tokenizer)
+    harmless = controls.among(prompt_tokens(tokenizer, f"{problem}.", instructions, tools))
+    for (said,) in controls.ways([opening]):
+        tokens = prompt_tokens(tokenizer, problem + said, instructions, tools)
+        if controls.among(tokens) == harmless:
+            return tokens
+    raise ValueError("what the environment begins with cannot be written without control tokens")
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """In the parts between MARKs."""
+    parts = [part for part in text.split(MARK) if part]
+    return [token for tokens in tokenizer(parts, add_special_tokens=False)["input_ids"] for token in tokens]
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -70,7 +97,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def _with_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    bare = _ids(tokenizer, text)
     begin = tokenizer.bos_token_id  # which a chat template writes itself
     # not what else the tokenizer adds: one that ends its texts would end the prompt
     if begin is None or tokenizer(text)["input_ids"][:1] != [begin] or bare[:1] == [begin]:

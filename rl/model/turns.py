@@ -4,9 +4,6 @@ What it drew is never tokenised again: a text has many tokenisations, and the lo
 are of one. The chat template is asked only for what stands behind an assistant's turn, from the token that ends it to
 where the next one begins. All of that is others' (`Rollouts.trained` is False), and so is the token that ends a turn
 which was cut at the limit of tokens, as the policy has not drawn it.
-
-An observation may hold anything, a control token's text too. Where more control tokens come out than around a harmless
-one, the text is tokenised in parts, so that none is whole in any.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,9 +16,9 @@ from transformers import PreTrainedTokenizerBase
 
 from rl.environments.calls import FORMS, Syntax, action_of
 from rl.environments.turn import Action, Call
+from rl.model.controls import MARK, Controls
 from rl.model.prompting import turn_end
 
-MARK = "\ue000"  # of private use: where a text is tokenised in parts
 _SAID, _SEEN = "Forty-two.", "Sixty-six."  # what is looked for in what a template makes of them
 _ASKED = {"role": "user", "content": "What is 6 times 7?"}
 _ANSWERED = {"role": "assistant", "content": _SAID}
@@ -74,13 +71,11 @@ class Turns:
         Raises:
             TurnsError: the tokenizer makes control tokens of their very characters.
         """
-        said = [text.replace(MARK, "").encode("utf-8", "replace").decode("utf-8") for text in texts]
-        if len(said) not in self._harmless:
-            self._harmless[len(said)] = self._controls(self._behind(["."] * len(said)))
-        broken = [text.translate(self._beginnings) for text in said]
-        for parts in (said, broken, [MARK.join(text) for text in said]):
-            tokens = self._behind(parts)
-            if self._controls(tokens) == self._harmless[len(said)]:
+        if len(texts) not in self._harmless:
+            self._harmless[len(texts)] = self._controls.among(self._behind(["."] * len(texts)))
+        for said in self._controls.ways(texts):
+            tokens = self._behind(said)
+            if self._controls.among(tokens) == self._harmless[len(texts)]:
                 return tokens if closed else [self.end, *tokens]
         raise TurnsError("an observation cannot be written without control tokens")
 
@@ -133,29 +128,13 @@ class Turns:
         return ""
 
     @cached_property
-    def _control_tokens(self) -> dict[int, str]:
-        """Those that a text must not make: all that were added to the vocabulary, but for blanks and ordinary
-        characters, of which some tokenizers add a few, and for that of characters which are not in it."""
-        added = self.tokenizer.added_tokens_decoder.items()
-        return {
-            token: of.content
-            for token, of in added
-            if token != self.tokenizer.unk_token_id
-            and (of.special or not (of.content.isspace() or len(of.content) == 1))
-        }
-
-    @cached_property
-    def _beginnings(self) -> dict[int, str]:
-        """A mark behind each character that a control token begins with."""
-        return {ord(text[0]): text[0] + MARK for text in self._control_tokens.values() if text}
+    def _controls(self) -> Controls:
+        return Controls(self.tokenizer)
 
     @cached_property
     def _harmless(self) -> dict[int, list[int]]:
         """The control tokens around so many observations."""
         return {}
-
-    def _controls(self, tokens: Sequence[int]) -> list[int]:
-        return [token for token in tokens if token in self._control_tokens]
 
 
 def _syntax(tokenizer: PreTrainedTokenizerBase, end: int) -> Syntax:

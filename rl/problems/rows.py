@@ -52,14 +52,15 @@ def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> li
 
 
 def split(problems: Iterable[P], held_out: int | None) -> tuple[list[P], list[P]]:
-    """(training, held-out), with `held_out` distinct prompts in the second; all problems of one prompt are on one side.
-    None holds out HELD_OUT of them, of fewer than five times as many a fifth.
+    """(training, held-out), with `held_out` distinct prompts in the second; all problems of one prompt are on one side,
+    and of those that are played all that are alike (`asked`). None holds out HELD_OUT of them, of fewer than five times
+    as many a fifth.
 
     Ranks by the prompts' digests, so which are held out, and the order of both lists, depend on neither seed nor file
     order. Raises ProblemError if nothing is left to train on.
     """
-    ranked = sorted(problems, key=lambda problem: (digest(problem.prompt), problem.target))
-    prompts = sorted({problem.prompt for problem in ranked}, key=digest)
+    ranked = sorted(problems, key=lambda problem: (digest(asked(problem)), problem.target))
+    prompts = sorted({asked(problem) for problem in ranked}, key=digest)
     if held_out is None:
         held_out = min(HELD_OUT, len(prompts) // 5)
     if not 0 <= held_out < len(prompts):
@@ -69,8 +70,8 @@ def split(problems: Iterable[P], held_out: int | None) -> tuple[list[P], list[P]
         )
     kept_out = set(prompts[:held_out])
     return (
-        [problem for problem in ranked if problem.prompt not in kept_out],
-        [problem for problem in ranked if problem.prompt in kept_out],
+        [problem for problem in ranked if asked(problem) not in kept_out],
+        [problem for problem in ranked if asked(problem) in kept_out],
     )
 
 
@@ -195,6 +196,14 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def asked(problem: Problem) -> str:
+    """What a problem is known by: its prompt, and of one that is played all that reset is given, as one prompt may
+    begin any number of episodes."""
+    if not problem.played:
+        return problem.prompt
+    return json.dumps([problem.prompt, problem.target, problem.extra], sort_keys=True, default=repr)
 
 
 def normalized(prompt: str) -> str:

@@ -34,7 +34,8 @@ class KeptRow:
 
 
 class Kept:
-    """Of one policy. Those of other weights are forgotten, as the oldest are where memory is short."""
+    """Of one policy. Those of other weights are forgotten; where memory is short the oldest completions are, and all
+    where the prompts alone have no room."""
 
     def __init__(self) -> None:
         self._prompts: dict[tuple[int, ...], KeptPrompt] = {}

@@ -84,7 +84,7 @@ def sample(
     if so_far is None:
         tools = interface.tools if interface is not None else ()
         prompts = [
-            policy.prompt_tokens(problem.prompt, problem.instructions, tools if problem.played else ())
+            policy.prompt_tokens(problem.prompt, problem.instructions, tools if problem.played else (), problem.opening)
             for problem in problems
         ]
     else:

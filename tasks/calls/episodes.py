@@ -32,8 +32,8 @@ def judge_episodes(spec: EnvironmentSpec, episodes: Sequence[Episode], samples: 
     return Judgement.of([verdicts[at : at + samples] for at in range(0, len(verdicts), samples)])
 
 
-def try_environment(spec: EnvironmentSpec, problem: Problem) -> Interface:
-    """How the environment is acted on, where it can be loaded and begin with this problem.
+def try_environment(spec: EnvironmentSpec, problems: Sequence[Problem]) -> Interface:
+    """How the environment is acted on, where it can be loaded and begin with these problems.
 
     Raises:
         EnvironmentSpecError: it cannot, in one line.
@@ -43,11 +43,11 @@ def try_environment(spec: EnvironmentSpec, problem: Problem) -> Interface:
         interface = sessions.interface
     except LoadError as error:
         raise EnvironmentSpecError(f"environment {error}") from None
-    tried = Episode(f"tried {problem.source}", problem)
-    (outcome,) = sessions.open([tried])
-    sessions.close([tried.key])
-    if outcome.error:
-        raise EnvironmentSpecError(f"environment {outcome.error}")
+    tried = [Episode(f"tried {problem.source}", problem) for problem in problems]
+    outcomes = sessions.open(tried)
+    sessions.close([each.key for each in tried])
+    if broken := [outcome.error for outcome in outcomes if outcome.error]:
+        raise EnvironmentSpecError(f"environment {broken[0]}")
     return interface
 
 

@@ -185,13 +185,13 @@ def test_so_are_those_that_cannot_play_an_environment(lacking: Client) -> None:
     spec = EnvironmentSpec(name="talk.py:Talk", text=text, env=("VERIFIER_NEEDS",))
     said: list[str] = []
     with Dispatch(lacking, PlacementConfig(), said.append, late_after=600) as dispatch:
-        assert check_environment(dispatch, spec, Problem("p", "t", "here:1", played=True)).step
+        assert check_environment(dispatch, spec, [Problem("p", "t", "here:1", played=True)]).step
         assert sorted(line.partition(":")[0] for line in said) == ["verifier-0", "verifier-2"]
         for line in said:
             assert re.search(r"VERIFIER_NEEDS is not set on .*; it gets no such leases in this run$", line)
         broken = spec.model_copy(update={"text": text.replace("**_): ...", "**_): return 1 / 0")})
         with pytest.raises(EnvironmentSpecError, match=r"talk\.py:2: ZeroDivisionError"):
-            check_environment(dispatch, broken, Problem("p", "t", "here:1", played=True))
+            check_environment(dispatch, broken, [Problem("p", "t", "here:1", played=True)])
 
 
 def test_one_that_cannot_work_and_was_not_tried_is_no_fault_of_the_completions(client: Client) -> None:

@@ -61,7 +61,7 @@ def test_what_was_said_and_observed_is_what_the_tokens_say(policy: Policy) -> No
     assert {1, 2, 3, 4} & set(counts) == set(counts)
     assert max(counts) >= 3
     for start, rollouts in found[0].items():
-        assert [problem.prompt.endswith(f" say {problem.target}.") for problem in rollouts.problems] == [True, True]
+        assert [problem.opening == f" say {problem.target}." for problem in rollouts.problems] == [True, True]
         assert rollouts.actions == ()
         episodes = found[1][start]
         assert [text for row in rollouts.texts for text in row] == [

@@ -9,7 +9,8 @@ from typing import Any
 
 PEGS = "abc"
 MOST_DISKS = 8
-_MOVE = re.compile(r"\b([abc])\b\W*(?:to\W+)?(?:peg\W+)?\b([abc])\b")
+_BETWEEN = r"[^\w.\n]"  # not from one sentence or line into the next
+_MOVE = re.compile(rf"\b([abc])\b{_BETWEEN}*(?:to{_BETWEEN}+)?(?:peg{_BETWEEN}+)?\b([abc])\b")
 
 
 class Hanoi:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.environments.calls import FORMS, MOST_CALLS, MOST_CHARACTERS, Syntax, action_of, explained
-from rl.environments.turn import Call, Unread
+from rl.environments.turn import Call, Unread, as_json, of_json
 
 TOOLS = {"guess": ["number"], "say": ["a", "b"], "stop": []}
 SYNTAXES: list[Syntax] = ["hermes", "llama3_json", "plain"]
@@ -87,6 +87,23 @@ def test_a_call_behind_a_thought_counts(syntax: Syntax) -> None:
     assert action_of(f"<think>\nguess(2)\n</think>\n\n{call}", syntax, TOOLS) == (Call("guess", {"number": 1}),)
 
 
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("words", ["</think>", "<think>", "<think>so</think>"])
+def test_a_call_may_be_about_thoughts(syntax: Syntax, words: str) -> None:
+    if syntax != "plain":
+        assert action_of(written(syntax, [("say", {"a": words})]), syntax, TOOLS) == (Call("say", {"a": words}),)
+
+
+def call_of_depth(levels: int) -> str:
+    inner = '{"x": ' * levels + "1" + "}" * levels
+    return f'<tool_call>{{"name": "f", "arguments": {inner}}}</tool_call>'
+
+
+def test_arguments_may_be_nested() -> None:
+    (call,) = action_of(call_of_depth(32), "hermes", TOOLS)
+    assert of_json(as_json((call,))) == (call,)
+
+
 @pytest.mark.parametrize(
     ("syntax", "text", "why"),
     [
@@ -104,6 +121,15 @@ def test_a_call_behind_a_thought_counts(syntax: Syntax) -> None:
         ("hermes", '<tool_call>{"name": ' + "9" * 5000, "no JSON that is read: Exceeds the limit"),
         ("hermes", "<tool_call>" + "[" * 50_000, "no JSON that is read: its brackets are too deep"),
         ("hermes", '<tool_call>{"name": "f"}</tool_call>' * 17, "there are more than 16 calls"),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>',
+            "a call has 'parameters' beside name",
+        ),
+        ("llama3_json", '{"name": "f", "arguments": {"x": 1}}', "a call has 'arguments' beside name and parameters"),
+        ("hermes", call_of_depth(33), "arguments of f are nested in more than 32 levels"),
+        ("hermes", call_of_depth(700), "arguments of f are nested in more than 32 levels"),
+        ("plain", f"guess({'[' * 40}{']' * 40})", "arguments of guess are nested in more than 32 levels"),
         ("llama3_json", '{"name": "f", "parameters": [1]}', "parameters of f are no JSON object"),
         ("llama3_json", '{"name": "f"} is what I call', "behind a call stands 'is what I call'"),
         ("llama3_json", '{"name"', "no JSON: Expecting ':' delimiter at the end"),

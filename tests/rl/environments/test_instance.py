@@ -85,7 +85,7 @@ def test_each_call_has_an_observation_and_what_the_policy_did_wrong_is_one() -> 
         ],
         "reward": 0.0, "over": False, "refused": 6,
     }  # fmt: skip
-    assert shop.act(Unread("error: no JSON"))["observations"] == ["error: no JSON"]
+    assert shop.act(Unread("no JSON"))["observations"] == ["error: no JSON"]
 
 
 def test_a_turn_has_a_reward_and_may_end_the_episode() -> None:

@@ -21,6 +21,14 @@ from rl.records import Problem, Verdict
 from rl.verifiers.isolation.process import LoadError
 from tests.rl.environments.playing import acted, begun, said, sessions_of
 
+SECRET = """
+class Secret:
+    def reset(self, target, **_):
+        self.target = target
+
+    def step(self, text):
+        return f"it is {self.target}"
+"""
 TALK = """
 import os, random, time
 
@@ -77,7 +85,7 @@ def test_an_episode_begins_goes_on_and_has_a_reward(talk: Sessions) -> None:
     assert said([one, two]) == ["1 a", "1 b"]
     (one,) = acted(talk, [one], Unread("no call can be read"))
     (one,) = acted(talk, [one], "bye")
-    assert [outcome.observations for _, outcome in one.turns] == [("1 a",), ("no call can be read",), ()]
+    assert [outcome.observations for _, outcome in one.turns] == [("1 a",), ("error: no call can be read",), ()]
     assert (one.over, two.over) == (True, False)
     assert talk.judge([one, two]) == [Verdict(3.0, "graded"), Verdict(2.0, "graded")]
 
@@ -178,6 +186,16 @@ def test_more_episodes_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -
     assert [len(host.episodes) for host in sessions._hosts] == [0, 0]
     sessions.end()
     assert sessions._hosts == []
+
+
+def test_an_episode_of_another_problem_by_the_same_key_is_another_one() -> None:
+    """As two runs with one seed have them, of which the first did not judge its own."""
+    sessions = sessions_of(SECRET, "Secret")
+    before, after = (Episode("0.0.0.0", Problem("what?", secret, "p.csv:1"), "s") for secret in ("a", "b"))
+    for episode in (before, after, before):
+        begun_now = episode.opened(*sessions.open([episode]))
+        assert said(acted(sessions, [begun_now], "?")) == [f"it is {episode.problem.target}"]
+    sessions.end()
 
 
 def test_one_that_is_asked_twice_at_once_has_one_answer(talk: Sessions) -> None:

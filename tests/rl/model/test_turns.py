@@ -8,9 +8,10 @@ from transformers import PreTrainedTokenizerBase
 
 from rl.environments.calls import Syntax
 from rl.environments.turn import Call, Unread
+from rl.model.controls import MARK
 from rl.model.prompting import prompt_tokens, turn_end
 from rl.model.tiny import build_tokenizer
-from rl.model.turns import MARK, Turns, TurnsError
+from rl.model.turns import Turns, TurnsError
 from rl.records import Instructions
 from tests.rl.model.templates import FAMILIES, QWEN3, SMOLLM2, Built, build
 
@@ -123,6 +124,9 @@ def test_no_observation_makes_a_control_token(family: str, said: str, built: dic
     kept = kept.lower() if family == "tiny" else kept
     if family != "llama3":  # which writes them as JSON
         assert kept in tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    opened = prompt_tokens(tokenizer, "guess it", opening=f" {said}")  # what reset says, in the prompt
+    assert controls(tokenizer, opened) == controls(tokenizer, prompt_tokens(tokenizer, "guess it"))
+    assert kept in tokenizer.decode(opened, clean_up_tokenization_spaces=False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
