@@ -20,6 +20,7 @@ from rl.verifiers.verdicts import NOT_TRIED
 
 PROGRAM, SCORED = "program", "reward_model"  # the parts of a reward that a reward model's score was added to
 CUT = "reward_model_cut"  # 1 for a completion that the reward model could not attend to whole
+PARTS = 20  # of rewards, that are logged of a batch
 MESSAGES = 8  # of failures that a judgement carries
 TRIED = 8  # problems of a set that are tried before anything starts, at some ms each
 _worked: WeakSet[Verifier] = WeakSet()  # in this process, at least once
@@ -94,6 +95,13 @@ class Judgement:
             messages=self.messages if self.broken else _where(truncated, "", self.messages),
             failed=self.broken,
         )
+
+    @property
+    def usual_parts(self) -> dict[str, NDArray[np.float32]]:
+        """The parts that most completions have, PARTS at most, by name: a user's function may name any."""
+        counts = {name: int((~np.isnan(part)).sum()) for name, part in self.parts.items()}
+        kept = sorted(counts, key=lambda name: (-counts[name], name))[:PARTS]
+        return {name: self.parts[name] for name in sorted(kept)}
 
     @property
     def of_programs(self) -> NDArray[np.float32]:

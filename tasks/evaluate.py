@@ -152,7 +152,7 @@ def _solved(
         judgement, episodes = _judged(dispatch, single, version, problems, mend, saw, batch), ()
     if judgement.broken:
         raise BrokenVerifierError(f"no completion could be judged: {printable(judgement.errors[0])}")
-    parts = {f"part_{name}": part for name, part in judgement.parts.items()}
+    parts = {f"part_{name}": part for name, part in judgement.usual_parts.items()}
     shape = judgement.rewards.shape
     return judgement, parts | {name: of.reshape(shape) for name, of in turns_of(episodes).items()}
 

@@ -61,7 +61,7 @@ class NamedSet:
     def _problems(self, table: tables.Table) -> list[Problem]:
         judge = self.verifier
         needs_target = judge is not None and judge.needs_target
-        columns = Columns(self.config.prompt, self.config.target, needs_target, self.options)
+        columns = Columns(self.config.prompt, self.config.target, needs_target, self.options, all_further=judge is None)
         try:
             return rows.read(table, columns, accept if judge is None else judge.declared.check)
         except ProblemError as error:
@@ -237,10 +237,12 @@ def _refuse(problems: ProblemsConfig, environment: str | None) -> NoReturn:
 
 
 def refuse_unplayed(sets: Sequence[ProblemsConfig], environment: EnvironmentConfig) -> None:
-    """Raise EnvironmentSpecError where an environment is named that none of the sets is played with."""
-    if environment.name is None or not all(each.judged for each in sets):
-        return
+    """Raise EnvironmentSpecError where an environment is named that none of the sets is played with, or further ones
+    alone are, while nobody has named the first."""
     first = sets[0]
+    unnamed = first == ProblemsConfig() and environment.name not in PLAYED
+    if environment.name is None or not (unnamed or all(each.judged for each in sets)):
+        return
     if first.verifier is not None:
         raise EnvironmentSpecError(_two_judges(first, environment.name))
     raise EnvironmentSpecError(

@@ -78,7 +78,7 @@ class RolloutBatch:
             reward=mean_reward(rewards),
             pass_rate=pass_rate(judgement.of_programs),
             error_rate=float(unknown.mean()),
-            parts={name: mean_reward(part) for name, part in sorted(judgement.parts.items()) if (part == part).any()},
+            parts={name: mean_reward(part) for name, part in judgement.usual_parts.items() if (part == part).any()},
             sets={
                 name: {"mean": mean_reward(of_set), "pass_rate": pass_rate(passed[name])}
                 for name, of_set in by_set(rollouts.problems, rewards).items()

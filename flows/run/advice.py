@@ -17,8 +17,9 @@ COLLAPSED = 0.05, 0.1  # an entropy below so many nats per token, and below this
 class Advice:
     """Hints on a run, and why a step had no update."""
 
-    def __init__(self, max_tokens: int) -> None:
-        self.max_tokens = max_tokens
+    def __init__(self, max_tokens: int, *, turns: bool = False) -> None:
+        """``turns``: whether an environment is acted on."""
+        self.max_tokens, self.turns = max_tokens, turns
         self._idle = 0  # steps in a row without a group to train on
         self._nothing = 0  # such steps altogether
         self._truncated: deque[float] = deque(maxlen=STEPS)
@@ -69,8 +70,8 @@ class Advice:
             return ""
         return (
             f"hint: {truncated:.0%} of the completions were cut at sampling.max_tokens {self.max_tokens}, before an "
-            "answer at their end: raise it, ask for less in problems.system, or name a text that ends one in "
-            "sampling.stop"
+            "answer at their end: raise it, ask for less in problems.system, "
+            + ("or allow fewer turns" if self.turns else "or name a text that ends one in sampling.stop")
         )
 
     def _saw_entropy(self, figures: Mapping[str, float]) -> None:
@@ -89,9 +90,10 @@ class Advice:
                 f"the policy has collapsed, its entropy fell from {first:.2g} to {last:.2g} nats per token; start a "
                 "new run with a lower optimizer.lr"
             )
+        asked = "does the verifier find their answers?"
         return seen + (
-            "read the completions in rollouts/ (does the verifier find their answers?); take easier problems, more "
-            "batch.samples, or a better model to start from"
+            f"read the completions in rollouts/ ({'are tools called?' if self.turns else asked}); "
+            "take easier problems, more batch.samples, or a better model to start from"
         )
 
     def _mismatch(self, nats: float) -> str:

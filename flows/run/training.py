@@ -94,7 +94,7 @@ class Training:
         self._logged_at = time.perf_counter()
         self._time = StepTime()
         self.timed = self._time.timed
-        self._advice = Advice(config.sampling.limit)
+        self._advice = Advice(config.sampling.limit, turns=self.problems.environment is not None)
         self._changed: list[str] = []  # what a resumed run is given otherwise than before
 
     def _check_policy(self) -> None:

@@ -34,6 +34,7 @@ class Columns:
     target: str | None = None  # None: one of TARGETS
     target_needed: bool = True  # a verifier of the user's may do without
     options: str = "--problems."  # how the names of the two options begin
+    all_further: bool = False  # prompt and target are further columns too, by their own names
 
 
 def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> list[Problem]:
@@ -158,7 +159,8 @@ def _problem(
     target = "" if target_column is None else _text(inside(row.fields, target_column)).strip()
     if not prompt or (columns.target_needed and not target):
         raise ProblemError(f"{place}: {_emptiness(row, str(target_column) if prompt else prompt_column)}")
-    fields = {column: value for column, value in row.fields.items() if column not in (prompt_column, target_column)}
+    apart = ("prompt", "target") if columns.all_further else (prompt_column, target_column)
+    fields = {column: value for column, value in row.fields.items() if column not in apart}
     source, why = f"{PurePosixPath(table.name).name}:{row.number}", lacks if target_column is None else ""
     problem = Problem(prompt, target, source, fields, no_target=why)
     try:

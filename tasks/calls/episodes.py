@@ -47,7 +47,10 @@ def try_environment(spec: EnvironmentSpec, problems: Sequence[Problem]) -> Inter
     outcomes = sessions.open(tried)
     sessions.close([each.key for each in tried])
     if broken := [outcome.error for outcome in outcomes if outcome.error]:
-        raise EnvironmentSpecError(f"environment {broken[0]}")
+        raise EnvironmentSpecError(
+            f"environment {broken[0]}; of problems that it is not for name the verifier (--problems.verifier, in mix: "
+            "verifier)"
+        )
     return interface
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl.judging import Judgement, judge, warm
-from rl.records import Problem
+from rl.judging import PARTS, Judgement, judge, warm
+from rl.records import Problem, Verdict
 from rl.verifiers import service
 from rl.verifiers.opened import KEPT
 from rl.verifiers.service import Service
@@ -24,6 +24,14 @@ def reward(problem, completion):
         raise KeyError("no")
     return {"format": 0.25, "right": 0.75 * (completion == problem.target)}
 """
+
+
+def test_of_very_many_parts_those_are_logged_that_most_completions_have() -> None:
+    verdicts = [[Verdict(1.0, "right", {f"own_{n}_{k}": 0.5 for k in range(9)} | {"format": 1.0})] for n in range(8)]
+    judgement = Judgement.of(verdicts)
+    assert len(judgement.parts) == 73
+    assert len(judgement.usual_parts) == PARTS
+    assert judgement.usual_parts["format"].tolist() == [[1]] * 8
 
 
 def test_each_set_is_judged_by_its_own_verifier_and_order_is_kept() -> None:

@@ -74,12 +74,14 @@ class Channel:
     def _receive(self, count: int, deadline: float, seconds: float) -> bytes:
         content = bytearray()
         while len(content) < count:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise LostError("timeout", f"took longer than {seconds:g} s")
+            left = max(0.0, deadline - time.monotonic())
             self._socket.settimeout(min(POLL_SECONDS, left))
             try:
                 piece = self._socket.recv(count - len(content))
+            except (
+                BlockingIOError
+            ):  # nothing came in time: of a process that was stopped itself what came meanwhile did
+                raise LostError("timeout", f"took longer than {seconds:g} s") from None
             except TimeoutError:
                 if not self._runs():
                     raise ClosedError from None

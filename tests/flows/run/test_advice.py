@@ -94,3 +94,13 @@ def test_a_step_that_learned_nothing_says_why_ever_more_rarely(with_signal: int,
     assert [line.partition(":")[0] for line in said] == ["step 1", "step 10", "step 100"]
     assert said[-1].endswith("(100 such steps)")
     assert advice.without_update(201, "the update was not finite", 0) == ["step 201: the update was not finite"]
+
+
+def test_where_an_environment_is_acted_on_nothing_is_advised_that_it_refuses() -> None:
+    advice = Advice(40, turns=True)
+    stuck = {**FINE, "groups/used": 0.0, "completion/truncated": 0.97}
+    said = " ".join(line for _ in range(5) for line in advice.after(stuck))
+    assert "allow fewer turns" in said
+    assert "are tools called?" in said
+    assert "sampling.stop" not in said
+    assert "the verifier" not in said

@@ -13,9 +13,10 @@ from flows.start.as_trained import asked_of_model, asked_of_run
 from flows.start.defaults import with_defaults, with_eval_defaults
 from flows.start.edited import edited_judges, save_sources
 from rl.environments import opened
+from rl.environments.episode import Episode
 from rl.environments.spec import EnvironmentSpecError
 from rl.model.tiny import build_model, build_tokenizer
-from tasks.problem_set import open_problems
+from tasks.problem_set import open_problems, problems_to_solve
 from tests.flows.commands.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("home_folder")
@@ -128,15 +129,19 @@ def test_sets_of_one_turn_are_mixed_with_those_that_are_played(says: str, tmp_pa
         ),
         ({"problems": "countdown"}, "environment 'guess': name its problems by --problems; countdown has a verifier"),
         ({"problems": "countdown", "mix": "[{path: hanoi}]"}, "problems hanoi: are not those of the environment guess"),
+        (
+            {"environment": "x.py:X", "mix": "[{path: q.jsonl}]"},
+            "environment 'x.py:X': name its problems by --problems",
+        ),
         ({"problems": "guess", "mix": "[{path: guess, verifier: math}]"}, "problems.verifier 'math': the env"),
     ],
 )
 def test_what_an_environment_is_not_acted_on_with_is_refused(options: dict[str, str], said: str) -> None:
-    config = given(TrainConfig, environment="guess", **options)
+    config = given(TrainConfig, **{"environment": "guess", **options})
     with pytest.raises(EnvironmentSpecError, match=f"^{re.escape(said)}"):
         open_problems(config.sets, config.verifier, 0, 0, environment=config.environment)
     with pytest.raises(EnvironmentSpecError, match=f"^{re.escape(said)}"):
-        asked_of_model(given(EvalConfig, environment="guess", **options))
+        asked_of_model(given(EvalConfig, **{"environment": "guess", **options}))
 
 
 def test_an_environments_own_problems_stand_beside_others_in_whatever_order() -> None:
@@ -151,6 +156,22 @@ def test_an_environments_own_problems_stand_beside_others_in_whatever_order() ->
         problems = open_problems(config.sets, config.verifier, 4, 0, 8, config.environment)
         assert len(problems.held_out) == 4 * len(paths)
         assert len(problems.draw(0, 8, 0)) == 8
+
+
+def test_played_problems_of_one_prompt_are_told_apart_by_what_reset_is_given(says: str, tmp_path: Path) -> None:
+    path = tmp_path / "numbers.jsonl"
+    path.write_text("".join(f'{{"question": "find it.", "answer": "{n}", "pegs": 3}}\n' for n in range(40)))
+    config = given(TrainConfig, environment=says, problems=str(path))
+    problems = open_problems(config.sets, config.verifier, None, 0, 8, config.environment)
+    assert len(problems.held_out) == 8
+    columns = Episode("k", problems.held_out[0]).columns
+    assert columns == {"prompt": "find it.", "question": "find it.", "target": columns["answer"], "pegs": 3, **columns}
+    trained = {problem.target for problem in problems.drawn}
+    assert len(trained) == 32
+    assert not trained & {problem.target for problem in problems.held_out}
+    path.write_text(path.read_text() + '{"question": "find it.", "answer": "99", "pegs": 3}\n')
+    rest = problems_to_solve(config.sets, config.verifier, None, 0, problems.trained, environment=config.environment)
+    assert (len(rest.held_out), rest.left_out) == (9, 32)
 
 
 def test_limits_of_verifiers_are_of_use_beside_an_environment_where_one_judges() -> None:
