@@ -104,6 +104,11 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
         "lengths", "Completions", "Their mean length.", record, {"length": "completion/tokens_mean"}, unit="tokens"
     )
     yield from lines(
+        "turns", "Turns", "Of the policy's in an episode, and what it called in it; held out: greedy.", record,
+        {"turns": "turns/mean", "calls": "tools/calls", "held out": "eval/turns"},
+    )  # fmt: skip
+    yield from lines("refused", "Refused calls", "Share of the calls.", record, {"refused": "tools/errors"}, share=True)
+    yield from lines(
         "shares", "Shares", "Completions cut at the token limit; tokens whose ratio was cut, and those that a "
         "correction kept; completions that no verifier could judge.",
         record,
@@ -186,6 +191,9 @@ def figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, st
     if lengths := first_to_last(record.curve("completion/tokens_mean"), "{:.0f}"):
         cut = list(record.curve("completion/truncated").values())
         yield "tokens", lengths, f"per completion; {cut[-1]:.0%} cut at the limit in the last step" if cut else ""
+    if turns := first_to_last(record.curve("turns/mean"), "{:.2f}"):
+        refused = list(record.curve("tools/errors").values())
+        yield "turns", turns, f"of an episode; {refused[-1]:.0%} of the calls were refused in the last step"
     yield from effort(record, config)
 
 

@@ -124,6 +124,28 @@ def test_nothing_is_cut_on_a_telephone(graded: Path, tmp_path: Path) -> None:
     assert found.strip() == "390 true"
 
 
+def test_turns_and_refused_calls_of_an_environment_are_drawn_and_told(tmp_path: Path) -> None:
+    lines = [
+        json.dumps(
+            {
+                "step": step,
+                "time": BEGUN,
+                "reward/mean": 0.5,
+                "turns/mean": 7 - step,
+                "tools/calls": 6.0,
+                "tools/errors": step / 10,
+                **({"eval/turns": 5.0} if step == 2 else {}),
+            }
+        )
+        for step in (1, 2)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    page = Page(write_report(str(tmp_path), read_record(str(tmp_path), tmp_path), tmp_path / "report.html"))
+    assert {"turns", "refused"} <= set(page.figures)
+    assert "6.00 → 5.00" in page.text
+    assert "20% of the calls were refused in the last step" in page.text
+
+
 def test_of_thousands_of_problem_sets_some_are_drawn(tmp_path: Path) -> None:
     lines = []
     for step in (1, 2):
