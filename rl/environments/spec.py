@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from rl.config import ENVIRONMENTS
+from rl.config import ENVIRONMENTS, is_made
 from rl.environment_config import EnvironmentConfig
 from rl.sources import path_of
 
@@ -79,6 +79,8 @@ def split_name(name: str) -> tuple[str, str]:
     if found is None:
         near = get_close_matches(name, ENVIRONMENTS, 1)
         remedy = f"did you mean {near[0]}?" if near else "a class of yours is written guess.py:Guess"
+        if is_made(name):
+            remedy = f"{name} has one turn: --problems {name}, alone or in mix beside an environment"
         raise EnvironmentSpecError(f"environment {name!r} is none of {', '.join(ENVIRONMENTS)}; {remedy}")
     if not found["name"]:
         raise EnvironmentSpecError(f"environment {name!r}: name the class too, such as {found['path']}:Guess")

@@ -260,6 +260,7 @@ def complete(
     so_far: Sequence[np.ndarray | None] | None = None,
     stop_now: Callable[[], bool] = to_the_end,
     kept: Kept | None = None,
+    played: Sequence[bool] | None = None,
 ) -> list[Draw]:
     """[P * G]: ``samples`` completions of each prompt, all of ``max_tokens`` tokens but those that reach an end, and
     those that were not over when ``stop_now`` said so.
@@ -274,6 +275,7 @@ def complete(
             one is over, which has no tokens then.
         stop_now: called after each step that has drawn tokens.
         kept: see `Engine`.
+        played: [P] whether completions go on behind their ends, by turns; None: all may.
 
     Raises:
         NoRoomError: the device has no memory for one sequence.
@@ -282,6 +284,7 @@ def complete(
     drawn: list[Draw] = []
     for row in range(len(prompts) * samples):
         draw = Draw(tuple(prompts[row // samples]), max_tokens, None if noise is None else noise[row])
+        draw.goes_on = played is None or played[row // samples]
         given = () if so_far is None else so_far[row]
         if given is not None and len(given) < max_tokens:
             engine.go_on(draw, given)

@@ -145,7 +145,7 @@ class Rows:
             return
         for row in over:
             draw, place = schedule.rows[row], schedule.place_of[row]
-            if not draw.ended or schedule.places[place].weights != schedule.weights:
+            if not (draw.ended and draw.goes_on) or schedule.places[place].weights != schedule.weights:
                 continue
             self.kept.put_prompt(draw.prompt, partial(self._kept_prompt, place))
             if self.counts[row] > 1:

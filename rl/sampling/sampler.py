@@ -110,6 +110,7 @@ def sample(
         so_far=given,
         stop_now=stop_now,
         kept=kept,
+        played=[problem.played for problem in problems],
     )
     starts, drawn_from = _lengths(None if so_far is None else so_far.tokens), _lengths(given)
     if conversation is None:

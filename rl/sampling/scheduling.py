@@ -29,6 +29,7 @@ class Draw:
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  # [t] so far
     logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))  # [t]; NaN where it was given
     ended: bool = False  # by an end token or a stop string
+    goes_on: bool = True  # perhaps behind its end, by another turn
     number: int = 0  # in the order of addition
     stretches: list[Stretch] = field(default_factory=lambda: [Stretch(0, 0)])
 

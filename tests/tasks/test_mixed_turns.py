@@ -41,6 +41,8 @@ def test_problems_of_one_turn_stand_among_those_that_are_played(policy: Policy) 
     asked = {"samples": SAMPLES, "seed": 0, "step": 0, "groups": (0, 3)}
     once = sample(policy, 0, alone, SamplingConfig(max_tokens=LIMIT), **asked)  # type: ignore[arg-type]
     single = rollouts.select([0, 3])
+    assert kept._prompts
+    assert not {tuple(prompt.tolist()) for prompt in single.prompts} & {*kept._prompts}
     assert all(np.array_equal(one, other) for one, other in zip(single.prompts, once.prompts, strict=True))
     T = once.tokens.shape[2]  # noqa: N806
     assert np.array_equal(single.tokens[..., :T], once.tokens)

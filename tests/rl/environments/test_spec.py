@@ -61,6 +61,11 @@ def test_a_name_is_built_in_or_a_class_of_a_file() -> None:
     assert split_name("my/guess.py:Guess") == ("my/guess.py", "Guess")
     for name, said in (
         ("guess.py", "environment 'guess.py': name the class too, such as guess.py:Guess"),
+        (
+            "functions",
+            "environment 'functions' is none of calculator, guess, hanoi, sqlite; functions has one turn: --problems "
+            "functions, alone or in mix beside an environment",
+        ),
         ("guesss", "environment 'guesss' is none of calculator, guess, hanoi, sqlite; did you mean guess?"),
         (
             "x:Y",
