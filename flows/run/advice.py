@@ -90,10 +90,10 @@ class Advice:
                 f"the policy has collapsed, its entropy fell from {first:.2g} to {last:.2g} nats per token; start a "
                 "new run with a lower optimizer.lr"
             )
-        asked = "does the verifier find their answers?"
+        look = "are tools called?" if self.turns else "does the verifier find their answers?"
         return seen + (
-            f"read the completions in rollouts/ ({'are tools called?' if self.turns else asked}); "
-            "take easier problems, more batch.samples, or a better model to start from"
+            f"read the completions in rollouts/ ({look}); take easier problems, more batch.samples, or a better model "
+            "to start from"
         )
 
     def _mismatch(self, nats: float) -> str:

@@ -78,9 +78,7 @@ class Channel:
             self._socket.settimeout(min(POLL_SECONDS, left))
             try:
                 piece = self._socket.recv(count - len(content))
-            except (
-                BlockingIOError
-            ):  # nothing came in time: of a process that was stopped itself what came meanwhile did
+            except BlockingIOError:  # nothing is there; what came while we were stopped ourselves would be
                 raise LostError("timeout", f"took longer than {seconds:g} s") from None
             except TimeoutError:
                 if not self._runs():
