@@ -20,7 +20,6 @@ from flows.start.resume import laid_over, set_leaves
 from flows.start.runs import with_secrets
 from flows.start.trust import refuse_odd_files, trusted
 from infra.cluster.calls import DispatchStoppedError
-from infra.cluster.machine import cores
 from infra.cluster.training_lock import TrainingLock
 from infra.home import runs_uri
 from rl.config import TINY
@@ -34,10 +33,9 @@ from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri
 def warm_up_spec(config: SftConfig) -> WarmUp:
     """The warm-up that ``config`` asks for."""
     asked = config.warm_up
-    threads = config.cluster.threads or cores()
     shown = asked.problems or GRAMMAR
     steps = asked.steps or updates(shown)
-    return WarmUp(shown, steps, asked.batch, asked.optimizer, asked.seed, config.policy, threads)
+    return WarmUp(shown, steps, asked.batch, asked.optimizer, asked.seed, config.policy)
 
 
 def kept_warm_up(config: SftConfig, workplace: Workplace) -> str | None:

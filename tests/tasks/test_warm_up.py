@@ -35,7 +35,6 @@ SPEC = WarmUp(
     optimizer=OptimizerConfig(lr=4e-3),
     seed=0,
     policy=PolicyConfig(device="cpu"),
-    threads=1,
 )
 
 
@@ -106,7 +105,7 @@ def test_a_warm_up_shows_no_answers_of_what_training_draws_first(monkeypatch: py
         return demonstrations(policy, some)
 
     monkeypatch.setattr(supervised, "demonstrations", seen)
-    spec = WarmUp("grammar", 3, 8, OptimizerConfig(lr=1e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1)
+    spec = WarmUp("grammar", 3, 8, OptimizerConfig(lr=1e-3), seed=0, policy=PolicyConfig(device="cpu"))
     spec.updates(at_least=3)
     drop("warm-up")
     assert len(shown) == 24
