@@ -20,7 +20,8 @@ help:
 setup: $(STAMP)
 
 # One shell, so that nothing is half done when a line fails; the stamp comes last. An existing .venv is brought up to date.
-# uv is quicker, where it is; pip has its turn too where uv fails, which does not read pip's settings.
+# uv is quicker, where it is; pip has its turn too where uv fails, which does not read pip's settings. pip compiles on one core;
+# files that cannot be compiled, of some packages' tests, are left as they are, as pip leaves them.
 $(STAMP): pyproject.toml constraints.txt
 	@set -ef; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
@@ -35,7 +36,8 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "installing the locked dependencies into .venv (a few minutes the first time)"; \
 	what="-c constraints.txt -e .[8bit,dev,math,postgres,s3]"; \
 	{ command -v uv >/dev/null 2>&1 && uv pip install -q --compile-bytecode --python $(BIN)/python $$what; } || \
-	  $(BIN)/python -m pip install -qq --disable-pip-version-check $$what; \
+	  { $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile $$what; \
+	    $(BIN)/python -m compileall -qq -j 0 "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || :; }; \
 	touch $(STAMP); \
 	echo "ready: $(BIN)/rlvf"
 

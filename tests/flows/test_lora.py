@@ -93,6 +93,7 @@ def test_adapters_on_the_tiny_policy_belong_to_a_model_that_is_stored_with_the_r
         lab.train(steps="1", policy=str(run / "model"))
 
 
+@pytest.mark.slow
 def test_what_does_not_go_with_adapters_is_refused(lab: Any) -> None:
     with pytest.raises(ValueError, match="an adapter is a product of two; take adamw"):
         lab.train(steps="1", **{"policy.lora": "2", "optimizer.name": "muon"})

@@ -40,6 +40,7 @@ def test_the_algorithm_of_the_documentation_trains_on_the_cluster(
     assert f"other than before: algorithm {name}: edited since" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [

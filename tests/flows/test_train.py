@@ -188,6 +188,7 @@ def test_grpo_trains_too(lab: Any) -> None:
     assert lab.weights_digest(Path(result.run), 2) != lab.weights_digest(Path(result.run), 1)
 
 
+@pytest.mark.slow
 def test_a_batch_without_variance_advances_the_step_and_says_so(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def once(lab: Any) -> list[Mapping[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_two_generators_draw_the_batches_of_one(lab: Any, once: list[Mapping[str, Any]]) -> None:
     run = Path(lab.train(**options(lab), **TWO).run)
     assert rows(run) == once

@@ -120,6 +120,7 @@ def test_a_service_judges_batches_and_refuses_what_is_too_much(tmp_path: Path, h
         assert client.get(f"{url}/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_service_says_where_its_home_is_and_leaves_a_usual_port_that_is_taken(
     tmp_path: Path, home_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_service_says_where_its_home_is_and_leaves_a_usual_port_that_is_taken(
     assert f"port {PORT} is in use: the verifier listens on {at}\n" in said
 
 
+@pytest.mark.slow
 def test_a_service_of_a_users_function_kills_what_does_not_end(tmp_path: Path, home_folder: Path) -> None:
     (tmp_path / "r.py").write_text("def score(p, c):\n    while c == 'loop': pass\n    return len(c), p.extra['x']\n")
     with serving(tmp_path, "--verifier", "r.py:score", "--verifier.seconds", "0.5") as url:
@@ -152,6 +154,7 @@ def test_a_service_of_a_users_function_kills_what_does_not_end(tmp_path: Path, h
     assert verdicts[1].error == f"{url}: r.py: score took longer than 0.5 s (here)"
 
 
+@pytest.mark.slow
 def test_a_service_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("import nothing_here\ndef reward(p, c): return 1\n")
     for words, says in (
@@ -229,6 +232,7 @@ def test_a_run_whose_verifier_always_fails_stops_with_its_message(lab: Any, tmp_
         lab.train(steps="2", verifier=f"{tmp_path}/broken.py:reward")
 
 
+@pytest.mark.slow
 def test_an_evaluation_whose_verifier_hangs_is_stopped(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +257,7 @@ def test_one_problem_on_which_its_verifier_hangs_ends_no_evaluation(lab: Any, tm
     assert (found.problems, found.reward, found.reward_sampled, found.error_rate) == (4, 1, 1, 0.25)
 
 
+@pytest.mark.slow
 def test_the_command_evaluates_with_a_verifier_of_ones_own(lab: Any, tmp_path: Path) -> None:
     (tmp_path / "my_reward.py").write_text("def reward(problem, completion):\n    return float('+' in completion)\n")
     found = lab.evaluate(

@@ -144,6 +144,7 @@ def test_an_object_becomes_visible_late(faulty: FaultyS3, fs: Any, bucket: str) 
     assert fs.find(bucket) == [f"{bucket}/{name}" for name in ("big", "new", "old")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "error"),
     [

@@ -60,6 +60,7 @@ def value_or_reason(text: str) -> Fraction | str:
         return unfit.reason
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None, database=None)
 @given(trees())
 def test_values_agree_with_those_built_beside_the_text(tree: tuple[str, Fraction | None]) -> None:
@@ -71,6 +72,7 @@ def test_values_agree_with_those_built_beside_the_text(tree: tuple[str, Fraction
 OPERATORS = ["+", "-", "*", "//", "%", "**", "+-", "*-", "-+"]
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None, database=None)
 @given(st.lists(st.tuples(st.sampled_from(OPERATORS), st.integers(1, 5)), max_size=7))
 def test_precedence_among_whole_numbers_is_that_of_python(chain: list[tuple[str, int]]) -> None:

@@ -66,6 +66,7 @@ def test_it_is_what_a_learner_and_a_sampler_take(saved: str, method: str, drawn:
     compare(saved, [method], drawn)
 
 
+@pytest.mark.slow
 @each_of(MIXTURES)
 def test_mixtures_of_experts_fit_as_they_are_trained(
     architecture: Architecture,
@@ -109,6 +110,7 @@ def compare_method(said: Fit, path: str, sampled: Policy, drawn: Callable[..., B
     assert said.longest == pytest.approx(longest, rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_long_row_s_attention_counts_with_the_square_of_its_length(
     tmp_path: Path, build_small: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -155,6 +157,7 @@ def test_passes_leave_room_for_it(
     assert learner.accumulation.passes == (Passes(512, True) if copied else Passes(1024, False))
 
 
+@pytest.mark.slow
 def test_nothing_is_said_to_fit_where_there_is_no_room(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (memory, capacity):
         monkeypatch.setattr(module, "free_bytes", lambda _: 1000)

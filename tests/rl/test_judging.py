@@ -57,6 +57,7 @@ def test_each_set_is_judged_by_its_own_verifier_and_order_is_kept() -> None:
     assert np.array_equal(found.parts["right"], [[0.75, nan], [nan, nan], [1, 0], [0.75, 0]], equal_nan=True)
 
 
+@pytest.mark.slow
 def test_a_verifier_stays_open_beside_many_others_until_its_text_was_edited_often() -> None:
     text = "told = []\ndef reward(problem, completion):\n    told.append(1)\n    return {version} + len(told)\n"
 
@@ -73,6 +74,7 @@ def test_a_verifier_stays_open_beside_many_others_until_its_text_was_edited_ofte
     assert said(names[1], 0) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("worth", "rewards"), [(None, [1, np.nan, np.nan]), (0.0, [1, 0, np.nan]), (-0.5, [1, -0.5, np.nan])]
 )

@@ -71,6 +71,7 @@ def folder(
     return lambda of: saved(tmp_path_factory.mktemp("model"), build(of, len(tokenizer)), tokenizer)
 
 
+@pytest.mark.slow
 @each_of()
 def test_adapters_agree_everywhere_or_the_model_is_refused_as_without(
     architecture: Architecture, folder: Callable[[Architecture], str], tmp_path: Path, make_rollouts: Make

@@ -66,6 +66,7 @@ def adapters(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "state" / "0" / "adapter_model.safetensors")
 
 
+@pytest.mark.slow
 def test_every_session_begins_with_the_same_adapters_and_another_seed_with_others(
     mine: Trainer, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_every_session_begins_with_the_same_adapters_and_another_seed_with_other
     lock.release()
 
 
+@pytest.mark.slow
 def test_a_generator_takes_no_other_base_than_the_trainer_s(mine: Trainer, tmp_path: Path, half_right: Path) -> None:
     mine.begin()
     mine.publish(0)

@@ -104,6 +104,7 @@ def test_log_probs_are_those_of_the_model_that_is_named(
     assert np.abs(found - rollouts.logprobs).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_version_of_another_run_is_scored_by(run: Path, tmp_path: Path, fence: Fence) -> None:
     theirs = tmp_path / "theirs"
     for step in (0, 4, 5):

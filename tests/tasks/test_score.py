@@ -113,6 +113,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_no_scores_is_refused_counted_and_made_again_by_others(
     client: Client, tmp_path: Path, wrong: str

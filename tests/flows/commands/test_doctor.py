@@ -106,6 +106,7 @@ def test_a_folder_at_the_same_path_that_is_not_shared_is_found(
     assert list(data.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_placement_of_a_file_is_looked_at(
     scheduler: tuple[Any, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_certificate_that_is_about_to_end_is_a_warning(home_folder: Path, caps
         assert (found["certs"][0]["state"], code) == (state, int(state == "fail"))
 
 
+@pytest.mark.slow
 def test_services_are_asked(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Refusing(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -124,6 +124,7 @@ def test_every_usual_name_leads_to_an_option() -> None:
     assert {ours for ours in usual_names().values() if ours not in known} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["status"], ["train", "--help", "all"]])
 def test_a_reader_that_has_seen_enough_ends_a_command_in_silence(words: list[str], home_folder: Path) -> None:
     reading, writing = os.pipe()

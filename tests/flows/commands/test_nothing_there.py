@@ -9,6 +9,7 @@ pytestmark = pytest.mark.usefixtures("own_signals_and_environment", "home_folder
 NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
 
 
+@pytest.mark.slow
 def test_a_prefect_server_that_is_not_there_is_one_line(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

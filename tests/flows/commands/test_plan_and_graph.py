@@ -94,6 +94,7 @@ def test_a_picture_is_drawn(said: Said, run: Path, tmp_path: Path) -> None:
     assert "1 s a step in 1 call</text>" in page.read_text()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_is_said(refused: Callable[..., str], run: Path) -> None:
     assert refused("graph", "gropo").startswith("unknown algorithm gropo; did you mean grpo?")
     assert "my.py" in refused("graph", "my.py:Mine")

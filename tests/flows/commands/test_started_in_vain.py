@@ -90,6 +90,7 @@ def test_a_port_in_use_is_passed_over_and_said(lab: Any, tmp_path: Path) -> None
     assert 0 < int(line.rpartition(" ")[2]) != 4200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

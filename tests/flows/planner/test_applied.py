@@ -33,6 +33,7 @@ def test_what_a_plan_has_changed_is_said_until_a_session_is_trained_with_it(tmp_
     assert resumed(run).changes() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_no_more_on_policy_says_from_which_step_on(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run = lab.train(steps="2", staleness="0").run
     apply_to_run(run, saved_config(run), {"staleness": 1})

@@ -28,6 +28,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -79,6 +80,7 @@ def reported(run: Path, **files: str) -> str:
     return write_report(str(run), read_record(str(run), run), run / "report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damaged",
     [

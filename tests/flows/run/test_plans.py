@@ -62,6 +62,7 @@ def test_a_set_is_evaluated_as_the_run_is_trained_but_for_what_it_gives(
     assert te.note.startswith("te: evaluated as the run is trained, with ") == bool(taken)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_trained_on_keeps_its_columns_and_what_differs_among_the_sets_is_not_taken(
     two_files: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_copy_of_a_run_gets_an_mlflow_run_of_its_own_and_the_originals_stays
     assert (mlflow_run(base.uri), mlflow_run(branch.uri)) == (first.run_id, second.run_id)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_moved_keeps_its_mlflow_run_also_where_its_old_name_is_anothers(runs: Path) -> None:
     base = named(runs / "base")
     save_mlflow_run(base.uri, "0123abcd")

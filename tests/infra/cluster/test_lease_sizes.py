@@ -54,6 +54,7 @@ class Ranges(Sequence[tuple[range]]):
         return True
 
 
+@pytest.mark.slow
 def test_a_slow_worker_gets_smaller_items_and_all_end_together(dispatch: Dispatch) -> None:
     def call(numbers: range) -> list[int]:
         time.sleep((0.03 if get_worker().name == "generator-1" else 0.01) * len(numbers))

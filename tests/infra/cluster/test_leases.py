@@ -96,6 +96,7 @@ def test_a_slow_worker_gets_fewer_leases(dispatch: Dispatch, tmp_path: Path) -> 
     assert Counter(names) == {"generator-0": 1, "generator-1": 9}
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_is_used(client: Client, dispatch: Dispatch, tmp_path: Path) -> None:
     def call() -> str:
         name: str = get_worker().name

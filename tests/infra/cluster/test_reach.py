@@ -121,6 +121,7 @@ def test_an_expired_certificate_is_refused_on_both_sides(
     said(tls, "certificate has expired")
 
 
+@pytest.mark.slow
 def test_plain_tcp_against_tls_is_refused_on_both_sides(tls: Any, tmp_path: Path) -> None:
     assert "refuses plain connections; write tls://" in refusal(at(tls, scheme="tcp"), tmp_path)
     with socket.create_connection(("127.0.0.1", at(tls).port), 5) as raw:

@@ -77,6 +77,7 @@ def test_an_outage_loses_nothing_and_is_said_once(server, home, client, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_is_left_alone_for_a_while(server, home, tmp_path, monkeypatch):
     monkeypatch.setattr(outage, "PAUSE_SECONDS", 3600)
     with start(home, TrackingConfig(uri=server.uri, system_metrics=False), local=tmp_path / "m.jsonl") as tracker:

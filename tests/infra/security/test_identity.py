@@ -70,6 +70,7 @@ def test_processes_that_start_at_once_make_one_authority(tmp_path: Path) -> None
     assert [home.name for home in homes if not fits(home)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "within"])
 @pytest.mark.parametrize(
     ("again", "name"),

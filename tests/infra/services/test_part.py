@@ -132,6 +132,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+@pytest.mark.slow
 def test_who_was_stopped_itself_and_goes_on_ends_nothing(service: Service, clock: Clock) -> None:
     """Ctrl-Z and `fg`: nobody has listened for minutes, and a service may take a second to answer then."""
     slow = [False]

@@ -85,6 +85,7 @@ def test_a_killed_owner_s_flow_run_is_known_until_another_trains(
         assert lock.killed == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -22,6 +22,7 @@ from tests.processes import until
 pytestmark = pytest.mark.usefixtures("quick")
 
 
+@pytest.mark.slow
 def test_an_owner_who_changes_its_writers_refuses_the_earlier_ones(place: str) -> None:
     with taken(f"{place}/run") as mine:
         first = mine.new_fence()

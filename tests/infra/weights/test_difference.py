@@ -155,6 +155,7 @@ def test_no_mutation_of_a_file_is_accepted_or_crashes(tmp_path: Path) -> None:
         assert weights.keys() == after.keys()
 
 
+@pytest.mark.slow
 def test_no_more_memory_is_taken_than_for_a_few_blocks(tmp_path: Path) -> None:
     old, new = adam_like(12 * BLOCK, 5.1e-5)
     weights, digest = {"w": old.clone()}, weights_digest({"w": new})

@@ -131,6 +131,7 @@ def test_a_pin_that_was_left_goes_with_a_later_reader_where_nobody_trains(
         assert "old" not in pins(place)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_run_that_is_removed_meanwhile_does_not_come_back(
     place: str, open_publisher: Callable[..., Publisher]

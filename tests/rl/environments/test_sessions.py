@@ -218,6 +218,7 @@ def test_nothing_is_left_when_it_ends() -> None:
     assert processes() - before == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [

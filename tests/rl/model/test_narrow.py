@@ -47,6 +47,7 @@ def pair(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Pair:
     return make
 
 
+@pytest.mark.slow
 @each_of()
 def test_it_takes_two_bytes_a_parameter_and_computes_what_wide_weights_do(
     architecture: Architecture, pair: Pair, make_rollouts: Make

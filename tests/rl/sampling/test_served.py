@@ -154,6 +154,7 @@ def set_logprob(choice: dict[str, Any], logprob: Any) -> None:
     choice["logprobs"]["token_logprobs"][0] = logprob
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -231,6 +232,7 @@ def test_a_server_that_takes_weights_is_seen_to(policy: Policy, like: VllmLike, 
     assert not like.paused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
 def test_one_that_keeps_a_part_of_what_it_began_with_is_refused(
     keeps: str, policy: Policy, like: VllmLike, tmp_path: Path
@@ -269,6 +271,7 @@ def test_log_probs_without_the_temperature_are_refused(policy: Policy, like: Vll
         require_taken(policy, server, copied_weights(policy.weights()), hand_over(server, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "answer", "said"),
     [

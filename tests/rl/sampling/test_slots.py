@@ -134,6 +134,7 @@ def _counted(policy: Policy) -> int:
     return _position(policy) * (int(policy.text.num_hidden_layers) + 1) // int(policy.text.num_hidden_layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("fitting", [1, 5])
 def test_a_lease_out_of_memory_goes_on_with_fewer_at_once_and_so_does_the_next(

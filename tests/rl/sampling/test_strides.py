@@ -151,6 +151,7 @@ class Recorder(Watch):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 def test_a_step_is_the_same_operations_on_the_same_shapes_whatever_is_drawn(
     share: bool, policy: Policy, monkeypatch: pytest.MonkeyPatch

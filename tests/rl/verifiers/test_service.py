@@ -145,6 +145,7 @@ def test_a_service_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch: 
         client.close()
 
 
+@pytest.mark.slow
 def test_a_completion_on_which_a_service_hangs_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service without a time limit of its own: one that hangs holds up all of its request."""
     monkeypatch.setattr(service, "CONNECT_SECONDS", 0.2)
@@ -238,6 +239,7 @@ def pouring(part: bytes, pause: float, head: bytes = b"HTTP/1.0 200 OK\r\n\r\n")
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.0 200 OK\r\nX-Slow: ", b"HTTP/1.0 200 OK\r\n\r\n"])
 def test_an_answer_that_comes_by_the_byte_is_given_up(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "CONNECT_SECONDS", 0.3)

@@ -59,6 +59,7 @@ def test_what_is_boxed_last_counts_once(
     assert verdict.parts["format"] == float(reason in ("right", "wrong_value"))
 
 
+@pytest.mark.slow
 def test_what_takes_for_ever_is_killed_and_is_an_error(ask: Callable[[str, str], Verdict]) -> None:
     verdict = ask("42", r"\boxed{\sum_{i=1}^{100}\sum_{j=1}^{2^i} \frac1j}")
     assert (verdict.reason, verdict.reward != verdict.reward) == ("timeout", True)
@@ -102,6 +103,7 @@ VAST = [
 ]
 
 
+@pytest.mark.slow
 def test_numbers_that_nobody_can_work_out_are_wrong_values_and_no_time_outs() -> None:
     patient = opened(VerifierSpec(name="math", seconds=30))  # before, each took for ever or as good as that
     verdicts = patient.judge(

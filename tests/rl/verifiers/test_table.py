@@ -69,6 +69,7 @@ def test_the_page_on_verifiers_has_a_row_for_each() -> None:
     assert set(re.findall(r"^\| `([a-z0-9_]+)` \| ", page, re.MULTILINE)) == set(VERIFIERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_the_source_of_a_built_in_one_is_every_file_of_ours_that_it_judges_by(name: str) -> None:
     needs_package(name)

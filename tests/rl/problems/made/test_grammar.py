@@ -103,6 +103,7 @@ def understood(prompt: str) -> int:
     return value
 
 
+@pytest.mark.slow
 def test_every_target_is_what_the_words_of_its_prompt_ask_for(many: list[Problem]) -> None:
     for problem in many:
         assert evaluate(problem.target) == understood(problem.prompt), problem

@@ -61,6 +61,7 @@ def asked(closed: Path, wanted: str, around: tuple[str, ...] = (), python: str =
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [sandbox.BUBBLEWRAP, sandbox.LANDLOCK, sandbox.NONE])
 def test_only_python_is_there_of_a_folder_that_only_root_enters(closed: Path, wanted: str) -> None:
     if lacks := sandbox.missing(wanted):

@@ -232,6 +232,7 @@ def test_what_a_function_returns_is_its_verdict(
         assert ask(completion) == Verdict(reward, reason, parts)
 
 
+@pytest.mark.slow
 def test_verdicts_come_in_the_order_of_the_completions(pool: Pool) -> None:
     texts = ["sleep", "right", "half", "leave", "right", "loop", "half"] * 2
     rewards = [verdict.reward for verdict in pool.judge([PROBLEM] * len(texts), texts)]

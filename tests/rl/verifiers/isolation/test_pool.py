@@ -145,6 +145,7 @@ def test_processes_are_kept_and_a_call_costs_little(started: list[Process]) -> N
     assert not any(process.runs() for process in started)
 
 
+@pytest.mark.slow
 def test_callers_at_the_same_time_share_the_processes_of_a_pool(started: list[Process]) -> None:
     pool = Pool(KEPT, "r.py", "reward", seconds=60, memory_mb=400, size=1)
     with ThreadPoolExecutor(4) as callers:

@@ -125,6 +125,7 @@ def crowded() -> Iterator[Path]:
     shutil.rmtree(at)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="no sandbox elsewhere")
 @pytest.mark.parametrize("sandbox", [BUBBLEWRAP, LANDLOCK])
 def test_a_verifier_of_a_crowded_folder_is_loaded_and_sees_all_but_what_is_closed(sandbox: str, crowded: Path) -> None:
