@@ -30,11 +30,9 @@ def test_it_shows_what_the_run_trains_on(given: dict[str, Any], shown: str) -> N
 
 
 def test_what_is_asked_for_is_shown() -> None:
-    asked = TrainConfig.model_validate(
-        {"environment": "guess", "warm_up": {"problems": "grammar", "steps": 3}, "cluster": {"threads": 1}}
-    )
+    asked = TrainConfig.model_validate({"environment": "guess", "warm_up": {"problems": "grammar", "steps": 3}})
     spec = warm_up_spec(warm_up_for(asked))
-    assert (spec.problems, spec.steps, spec.threads) == ("grammar", 3, 1)
+    assert (spec.problems, spec.steps) == ("grammar", 3)
     assert warm_up_spec(SftConfig()).problems == GRAMMAR
     with pytest.raises(ValidationError, match=r"gues: there is nothing to show of it; there is of .*guess"):
         SftConfig.model_validate({"warm_up": {"problems": "gues"}})
