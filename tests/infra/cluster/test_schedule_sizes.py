@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infra.cluster.items import Item
@@ -69,6 +69,7 @@ SPEEDS = st.lists(st.floats(0.02, 0.6), min_size=1, max_size=5)  # seconds of a 
 
 @settings(max_examples=30, deadline=None)
 @given(SPEEDS, st.floats(0, 2.0), st.integers(8, 48), st.integers(0, 3), st.integers(0, 99))
+@example([0.375, 0.375, 0.375, 0.3125], 0.0, 15, 1, 0)
 def test_every_prompt_is_done_once_in_little_more_time_than_is_needed_and_workers_have_their_share(
     speeds: list[float], step: float, prompts: int, ahead: int, seed: int
 ) -> None:
@@ -92,7 +93,9 @@ def test_every_prompt_is_done_once_in_little_more_time_than_is_needed_and_worker
     )  # who is slow is tried more and more rarely
     for name, each in workers.items():
         if ahead and rate and 4 * each.seconds(1) < prompts / rate:  # else a batch may be over before it is
-            assert busy[name] > 0.85 * took - 2 * longest
+            # one that goes on over the beginning may be a whole batch: who is known first takes what there is
+            working = sum(to - max(at, warm) for _, _, at, to in of[name] if to > warm)
+            assert working > 0.85 * took - 2 * longest
 
 
 DYING = st.lists(
