@@ -61,6 +61,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_what_a_learner_and_a_sampler_take(saved: str, method: str, drawn: Callable[..., Batch]) -> None:
     compare(saved, [method], drawn)

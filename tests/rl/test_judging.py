@@ -153,6 +153,7 @@ def test_one_that_has_worked_here_and_is_away_fails_on_the_completions(monkeypat
     assert found.broken
 
 
+@pytest.mark.slow
 def test_a_verifier_that_cannot_work_is_told_before_it_is_needed() -> None:
     own = VerifierSpec(name="ok.py:reward", seconds=5.0, memory_mb=512, text=REWARD)
     problems = [Problem("", "many", "a:1", set="own"), Problem("", "x", "a:2", set="own")]

@@ -119,6 +119,7 @@ def test_a_run_that_was_killed_between_two_checkpoints_makes_its_steps_again(
     assert begun.figures == {"reward/mean": 0.25}  # not replaced: a store is without one meanwhile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flipped", "absent"])
 def test_a_run_whose_checkpoints_are_lost_is_left_as_it_is(
     mine: Trainer, run: Path, half_right: Path, damage: str

@@ -137,6 +137,7 @@ def test_calls_are_read_and_unreadable_ones_are_answered(policy: Policy) -> None
     assert actions[2:] == (as_json("so be it"), "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [0, 2])
 def test_keys_that_are_kept_from_turn_to_turn_change_no_episode(policy: Policy, tokens: int) -> None:
     without, kept = played(policy), Kept()

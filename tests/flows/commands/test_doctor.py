@@ -122,6 +122,7 @@ def test_a_placement_of_a_file_is_looked_at(
     assert "unknown tag 'TPU'" in err
 
 
+@pytest.mark.slow
 def test_a_guest_without_certificates_learns_how_to_get_them(
     scheduler: tuple[Any, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_guest_without_certificates_learns_how_to_get_them(
     assert (code, "no address of a scheduler" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_certificate_that_is_about_to_end_is_a_warning(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own_certificates(home_folder)
     for days, state in ((10, "warn"), (-1, "fail")):

@@ -111,6 +111,7 @@ def test_a_damaged_account_of_the_run_is_left_out_and_said(
 SPAN = {"worker": "generator-0", "call": "generate", "start": 1.79e9, "end": 1.79e9 + 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong", [{"start": "x"}, {"end": float("nan")}, {"end": 1e300}, {"worker": [1]}, {"loading": "x"}, {"fetched": -1}]
 )

@@ -98,6 +98,7 @@ def test_a_run_whose_original_cannot_be_seen_is_taken_for_a_copy_and_one_of_befo
     assert mlflow_run(run.uri) == "0123abcd"
 
 
+@pytest.mark.slow
 def test_an_evaluation_leaves_the_status_of_the_mlflow_run_to_whoever_trains_it(runs: Path) -> None:
     base = named(runs / "base")
     with tracked(base) as training:

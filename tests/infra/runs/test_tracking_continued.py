@@ -62,6 +62,7 @@ def test_a_damaged_database_is_one_line_with_the_remedy(tmp_path, run_id):
     assert "\n" not in said
 
 
+@pytest.mark.slow
 def test_a_deleted_experiment_and_a_deleted_run_are_brought_back(home, client):
     with start(home) as first:
         pass

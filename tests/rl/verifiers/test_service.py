@@ -83,6 +83,7 @@ def test_batches_are_bounded() -> None:
     assert [len(each["items"]) for each in asked] == [FIRST, BATCH, BATCH + 1 - FIRST]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

@@ -133,6 +133,7 @@ def test_skip_continues_the_same_stream() -> None:
     assert draw(5, 7, 12) + draw(5, 7, 18, skip=12) == draw(5, 7, 30)
 
 
+@pytest.mark.slow
 def test_train_and_held_out_share_no_prompt_whatever_the_seeds(many: list[Problem]) -> None:
     held_out = {problem.prompt for seed in range(2) for problem in draw(seed, 0, 250, side="held_out")}
     train = {problem.prompt for problem in many} | {problem.prompt for problem in draw(1, 3, 2000)}

@@ -79,6 +79,7 @@ def found(request: pytest.FixtureRequest) -> Found:
 CLOSED = {"FileNotFoundError", "PermissionError"}
 
 
+@pytest.mark.slow
 @needs_linux
 @pytest.mark.parametrize("name", [*THERE, *LATER, "alias/.netrc", "second/.netrc", "keys/kube.lock", "me/mine.txt"])
 def test_secrets_are_closed_before_and_after_they_are_written(found: Found, name: str) -> None:
