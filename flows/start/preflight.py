@@ -45,10 +45,11 @@ def check_model(model: str, runs: str, *, also_run: bool = False) -> str:
         _check_kind(found.source)
     except UnknownModel as error:
         run = resolve_run(model, runs)
+        why = f"{error}{meant(model, runs, TINY)}"
         if also_run:
-            what = f"there is no run {model if '/' in model else run}, and {error}{meant(model, runs)}"
+            what = f"there is no run {model if '/' in model else run}, and {why}"
         else:
-            what = f"is a run, whose policy is the folder {run}/model" if is_run(run) else str(error)
+            what = f"is a run, whose policy is the folder {run}/model" if is_run(run) else why
         raise ValueError(f"policy.model {model!r}: {what}") from error
     except ModelFilesError as error:
         raise ValueError(f"policy.model {model!r}: {'is no run; ' if also_run else ''}{error}") from error

@@ -214,11 +214,11 @@ def _not_ours(uri: str) -> list[str]:
     return sorted(there - {"pins", "lost+found"} - started)
 
 
-def meant(name: str, home_runs: str) -> str:
-    """The end of a message with the nearest names of other runs; empty where none is near."""
+def meant(name: str, home_runs: str, *others: str) -> str:
+    """The end of a message with the nearest names of other runs, and of `others`; empty where none is near."""
     given = name.rstrip("/").rpartition("/")[2]
     try:
-        there = {uri.rpartition("/")[2] for uri in place.folders(home_runs)} - {given}
+        there = {*others, *(uri.rpartition("/")[2] for uri in place.folders(home_runs))} - {given}
     except (OSError, ValueError):  # the message is about something else
         return ""
     near = get_close_matches(given, there, n=3, cutoff=0.5)

@@ -72,6 +72,16 @@ def test_a_run_is_no_policy_to_train(hub: Hub, home_folder: Path) -> None:
     assert hub.asked == ["mine"]
 
 
+def test_a_model_that_nobody_knows_is_told_what_may_be_meant(hub: Hub, home_folder: Path) -> None:
+    runs = home_folder / "runs"
+    (runs / "20260101-120000-tiny").mkdir(parents=True)
+    for given, near in (("tny", "tiny"), ("20260101-120000-tinny", "20260101-120000-tiny")):
+        with pytest.raises(ValueError, match=rf"; did you mean {near}\?$"):
+            check_model(given, str(runs))
+    with pytest.raises(ValueError, match=r"no model of that id(, or a private one .*)?$"):
+        check_model("Qwen/Qwen4", str(runs))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
