@@ -154,7 +154,9 @@ def made_warm_up(config: SftConfig, workplace: Workplace, lock: TrainingLock) ->
     spec = warm_up_spec(config)
     uri = warm_up_uri(workplace.storage, spec)
     workplace.display.stage("warm-up")
-    workplace.display.say(f"{spec.steps} steps, once; stopped it begins anew (fewer: --warm_up.steps)")
+    workplace.display.say(
+        f"{spec.steps} steps, kept for later runs; if stopped it starts over (--warm_up.steps N makes it shorter)"
+    )
     workplace.display.total(spec.steps)
     with PrefectArtifacts("warm-up", workplace.display.say, workplace.prefect.serves) as page:
 

@@ -72,7 +72,8 @@ def test_a_run_is_no_policy_to_train(hub: Hub, home_folder: Path) -> None:
     assert hub.asked == ["mine"]
 
 
-def test_a_model_that_nobody_knows_is_told_what_may_be_meant(hub: Hub, home_folder: Path) -> None:
+@pytest.mark.usefixtures("hub")
+def test_a_model_that_nobody_knows_is_told_what_may_be_meant(home_folder: Path) -> None:
     runs = home_folder / "runs"
     (runs / "20260101-120000-tiny").mkdir(parents=True)
     for given, near in (("tny", "tiny"), ("20260101-120000-tinny", "20260101-120000-tiny")):
