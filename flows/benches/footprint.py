@@ -1,7 +1,8 @@
 """What a place takes while it works: memory by kind of process, and disk.
 
-Memory is what a process has for itself (USS), at the age at which it is warm. Processes of one kind follow each other
-where they are killed; the kind is flat where the median of the last third of what was read, over all of them, is at
+Memory is what a process has that no file holds, at the age at which it is warm: of a fork the pages too that it shares
+with its server, which it writes to in time and then has for itself. Processes of one kind follow each other where they
+are killed; the kind is flat where the median of the last third of what was read, over all of them, is at
 most a tenth above that of the first third.
 """
 
@@ -99,7 +100,7 @@ class Footprint:
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied, IndexError):
                 age = time.time() - process.create_time()
                 if age >= self._warm and (kind := self._kind(process)):
-                    self._read[kind].append(Reading(process.pid, time.time(), process.memory_full_info().uss))
+                    self._read[kind].append(Reading(process.pid, time.time(), _own(process)))
         kept, home = [_size(self._run / name) for name in ("weights", "state")], _size(self._place.home)
         if min(kept):  # else it is away
             self._disk["weights and checkpoints"].append(sum(kept))
@@ -137,6 +138,20 @@ class Footprint:
         yield Check("weights and checkpoints are bounded", 0 < last <= (1 + KEPT_GROWTH) * first, figure)
         added = (home[-1] - home[0]) / 1e6 / max(1, steps) if home else 0.0
         yield Check("disk of the home", bool(home) and added <= STEP_MB, f"{added:.3f} MB a step")
+
+
+def _own(process: psutil.Process) -> int:
+    """Bytes that no file holds, in swap too; where the system does not tell, those that nobody shares. Raises
+    psutil.NoSuchProcess."""
+    try:
+        told = Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii")
+    except ProcessLookupError:
+        told = ""
+    except OSError:
+        return int(process.memory_full_info().uss)
+    if not told:  # it has ended
+        raise psutil.NoSuchProcess(process.pid)
+    return sum(int(line.split()[1]) * 1024 for line in told.splitlines() if line.startswith(("Anonymous:", "Swap:")))
 
 
 def _size(folder: Path) -> int:
