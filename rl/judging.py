@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.records import Problem, Verdict
+from rl.records import Problem, Verdict, rows_of
 from rl.verifiers.contract import Verifier
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierError, VerifierSpec
@@ -73,14 +73,8 @@ class Judgement:
 
     def select(self, groups: Sequence[int]) -> "Judgement":
         """The named groups, in the order given."""
-        index = list(groups)
-        return replace(
-            self,
-            rewards=self.rewards[index],
-            reasons=tuple(self.reasons[group] for group in index),
-            parts={name: part[index] for name, part in self.parts.items()},
-            messages=tuple(self.messages[group] for group in index) if self.messages else (),
-        )
+        selected: Judgement = rows_of(self, list(groups))
+        return selected
 
     def without_ends(self, truncated: NDArray[np.bool_]) -> "Judgement":
         """The judgement with a reward of 0, in all its parts, and the reason "truncated" for the completions that were

@@ -5,7 +5,7 @@ cross machines, and token ids travel as they are, never as text to be tokenised 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
@@ -153,7 +153,7 @@ class Rollouts:
 
     def select(self, groups: Sequence[int]) -> "Rollouts":
         """The named groups, in the order given."""
-        selected: Rollouts = _rows(self, list(groups))
+        selected: Rollouts = rows_of(self, list(groups))
         return selected
 
     def made_by(self, worker: str) -> "Rollouts":
@@ -212,7 +212,7 @@ class Batch:
 
     def select(self, groups: Sequence[int]) -> "Batch":
         """The named groups, in the order given."""
-        selected: Batch = _rows(self, list(groups))
+        selected: Batch = rows_of(self, list(groups))
         return selected
 
 
@@ -243,14 +243,16 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     return joined
 
 
-def _rows(of: Any, index: list[int]) -> Any:
+def rows_of(of: Any, index: list[int]) -> Any:
     """These rows of a record whose every field has them, in the order given."""
     if isinstance(of, tuple):
         return tuple(of[row] for row in index) if of else ()
     if isinstance(of, np.ndarray):
         return of[index]
-    if isinstance(of, Rollouts | Batch):
-        return replace(of, **{each.name: _rows(getattr(of, each.name), index) for each in fields(of)})
+    if isinstance(of, dict):
+        return {name: rows_of(each, index) for name, each in of.items()}
+    if is_dataclass(of) and not isinstance(of, type):
+        return replace(of, **{each.name: rows_of(getattr(of, each.name), index) for each in fields(of)})
     return of  # a figure of them all
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.records import Maker, Rollouts
+from rl.records import Maker, Rollouts, arrays
 
 SHARE = 0.1  # of a slice at most that its first step takes, which computes keys and values of the tokens so far
 
@@ -69,12 +69,11 @@ def joined(before: Rollouts, more: Rollouts) -> Rollouts:
             for was, by_now, row in zip(first, then, drew, strict=False)
         )
 
+    of_tokens = [name for name, (axes, _) in arrays(Rollouts).items() if axes == "PGT"]
+    by_token: dict[str, Any] = {name: both(getattr(before, name), getattr(more, name)) for name in of_tokens}
     return replace(
         before,
-        tokens=both(before.tokens, more.tokens),
-        logprobs=both(before.logprobs, more.logprobs),
-        versions=both(before.versions, more.versions),
-        trained=both(before.trained, more.trained),
+        **by_token,
         lengths=lengths,
         ended=before.ended | more.ended,
         texts=newest(before.texts, more.texts),
