@@ -101,6 +101,7 @@ def test_the_made_up_device_refuses_float64_and_numpy_and_nothing_off_it() -> No
         assert torch.zeros(3).double().numpy().dtype == np.float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("loss", ["reinforce", "grpo"])
 def test_sampling_and_learning_make_no_float64_on_the_device(

@@ -84,6 +84,7 @@ def expected(folder: Path, rollouts: Rollouts, temperature: float) -> np.ndarray
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_log_probs_are_those_of_the_model_that_is_named(
     run: Path, tmp_path: Path, fence: Fence, dtype: torch.dtype

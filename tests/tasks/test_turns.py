@@ -69,6 +69,7 @@ def test_what_was_said_and_observed_is_what_the_tokens_say(policy: Policy) -> No
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "workers"), [(1, 3), (3, 1)])
 def test_whoever_draws_and_acts_in_whatever_parts_it_is_the_same(policy: Policy, tokens: int, workers: int) -> None:
     once, again = played(policy), played(policy, Here(workers), tokens=tokens)

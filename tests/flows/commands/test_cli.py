@@ -172,6 +172,7 @@ def test_a_mistake_in_a_file_is_one_line(refused: Callable[..., str], tmp_path: 
     assert refused("train", "--config", "my.yaml") == line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "line"),
     [

@@ -101,6 +101,7 @@ def ours(takers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", takers.auth["mlflow"].partition(":")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inherited", [False, True])
 @pytest.mark.parametrize("words", [[], ["--json"], ["--shell"]])
 def test_status(

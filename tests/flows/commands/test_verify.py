@@ -95,6 +95,7 @@ def test_countdown_is_tried_on_its_own_problems_of_which_no_target_is_an_answer(
     assert "wrong_value" in asked.stdout, asked.stderr  # what is named judges, and not the set's own verifier
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -74,6 +74,7 @@ def test_clocks_must_agree(ahead: float, state: str) -> None:
         assert ("behind" if ahead > 0 else "ahead of") in found.found
 
 
+@pytest.mark.slow
 def test_a_storage_is_written_read_and_left_clean(place: str) -> None:
     found = check_storage(place, 1.0)
     assert found.state == "ok"

@@ -125,6 +125,7 @@ def test_a_worker_that_joins_is_used(client: Client, dispatch: Dispatch, tmp_pat
     until(lambda: len(offers(client)) == 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "workers"), [("verify", 1), ("generate", 2)])
 def test_batches_share_one_queue_and_no_worker_goes_back(
     dispatch: Dispatch, tmp_path: Path, call: str, workers: int

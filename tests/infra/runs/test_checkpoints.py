@@ -62,6 +62,7 @@ def test_only_the_last_are_kept(place: str, tmp_path: Path) -> None:
     assert sorted({version.number for version in store.list_versions(f"{place}/state")}) == [1000, 1001]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "manifest garbage", "manifest missing"])
 def test_a_torn_one_is_skipped_with_a_warning(place: str, tmp_path: Path, damage: str) -> None:
     save_all(place, tmp_path, [999, 1000])

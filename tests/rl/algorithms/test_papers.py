@@ -55,6 +55,7 @@ def test_advantages_are_those_of_the_paper(name: str, rewards: list[list[float]]
     np.testing.assert_allclose(of(name, rewards), expected, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"ppo", "remax"}))
 @given(WITH_GAPS)
 def test_completions_without_a_verdict_have_no_advantage_and_are_in_no_baseline(

@@ -108,6 +108,7 @@ TOKENS = st.lists(
 )  # log pi, log pi - log mu, advantage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proximal", ["behaviour", "recomputed"])
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", ["reinforce", "grpo", "gspo", "sapo"])

@@ -74,6 +74,7 @@ def packed_values(model: ValueModel, rollouts: Rollouts, order: list[int], posit
     return found
 
 
+@pytest.mark.slow
 @each_of()
 def test_values_are_those_of_a_plain_forward_pass(
     architecture: Architecture, tokenizer: PreTrainedTokenizerBase, make_rollouts: Make, tmp_path: Path

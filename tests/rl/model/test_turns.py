@@ -113,6 +113,7 @@ def controls(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[int]
     return [token for token in tokens if token in added]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILIES, "tiny"])
 @given(said=st.lists(st.sampled_from([*PARTS, *WHOLE]), max_size=8).map("".join))
 def test_no_observation_makes_a_control_token(family: str, said: str, built: dict[str, Built]) -> None:

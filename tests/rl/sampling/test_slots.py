@@ -41,6 +41,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("most", [1, 4, 7])
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -64,6 +64,7 @@ def expected(policy: Policy) -> list[Draw]:
     return draws
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("most", [1, 6, None])
 def test_they_draw_the_same_tokens_in_fewer_steps(

@@ -41,6 +41,7 @@ def needs_package(name: str) -> None:
         pytest.skip(f"needs {package}: install the extra '{name}'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ASKED))
 def test_one_that_is_built_in_and_one_of_the_users_are_asked_alike(name: str) -> None:
     needs_package(name)
