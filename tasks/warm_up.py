@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from infra.cluster.dispatch import Dispatch
 from infra.storage import place, store
 from infra.storage.manifest import StoreError
-from rl.problems.made import module_of
+from rl.problems.streams import module_of
 from rl.sources import closure, path_of
 from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUp

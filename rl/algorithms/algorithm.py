@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from rl.algorithms.gae import returns_to_go
 from rl.records import Batch
 
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ class Algorithm(BaseModel, ABC):
     def value_targets(self, batch: Batch) -> Floats:
         """[P, G, T] returns that the value model is trained towards, of an algorithm that needs `Batch.values`: the
         Monte-Carlo ones where it does not say otherwise."""
-        from rl.algorithms.gae import returns_to_go
-
         return returns_to_go(batch)
 
     def token_weights(self, lengths: NDArray[np.int32], max_tokens: int) -> Floats:

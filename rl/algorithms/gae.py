@@ -6,18 +6,17 @@ Legend: P groups, G completions per group, T tokens of a completion.
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.algorithms.algorithm import Floats
 from rl.records import Batch
 
 
 def gae(
-    rewards: Floats,
-    values: Floats,
+    rewards: NDArray[np.float32],
+    values: NDArray[np.float32],
     trained: NDArray[np.bool_],
     gamma: float,
     lam: float,
-    penalties: Floats | None = None,
-) -> Floats:
+    penalties: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
     """[P, G, T] advantages A_t = delta_t + gamma lam A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t, for the tokens
     that are ``trained`` [P, G, T]; 0 elsewhere.
 
@@ -43,7 +42,7 @@ def gae(
     return found.astype(np.float32)
 
 
-def returns_to_go(batch: Batch) -> Floats:
+def returns_to_go(batch: Batch) -> NDArray[np.float32]:
     """[P, G, T] Monte-Carlo returns: the reward less the penalties from each token on; 0 where the policy wrote none,
     and of a completion whose reward is NaN."""
     nothing = np.zeros(batch.rollouts.tokens.shape, np.float32)

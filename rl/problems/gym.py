@@ -12,8 +12,8 @@ from itertools import count
 import numpy as np
 
 from rl.config import GYM
-from rl.problems.made import Side
 from rl.problems.rows import normalized
+from rl.problems.streams import Side
 from rl.problems.tables import ProblemError
 from rl.records import Problem
 from rl.verifiers.reading.gym import SIZE, data_set

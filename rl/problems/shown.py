@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 
 from rl.config import IN_CODE
-from rl.problems.made import module_of
+from rl.problems.streams import module_of
 from rl.records import Problem
 
 APART = 2**32  # seeds of runs are below it

@@ -84,7 +84,18 @@ class Generator:
             from tasks.calls.served import generate_served
 
             with _alone(check):
-                rollouts = generate_served(self, version, step, groups, problems, check)
+                rollouts = generate_served(
+                    self.weights,
+                    version,
+                    problems,
+                    self.sampling,
+                    samples=self.samples,
+                    seed=self.seed,
+                    step=step,
+                    groups=groups,
+                    greedy=self.greedy,
+                    check=check,
+                )
             pace.note(rollouts.generated_tokens, rollouts.seconds)
             return rollouts
         with _alone(check), self._sampler(version, step, check) as (sampler, swaps):

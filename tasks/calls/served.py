@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from secrets import token_hex
-from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -17,14 +16,13 @@ from infra.cluster.resident import drop, resident
 from infra.cluster.timeline import waiting_for_weights
 from infra.weights.quantization import restored
 from infra.weights.version import PolicyVersion
+from rl.config import SamplingConfig
 from rl.loading import load_policy
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling.served import require_same, require_taken, sample_served
 from rl.sampling.server import Server, ServerError
-
-if TYPE_CHECKING:
-    from tasks.calls.generator import Generator
+from tasks.calls.weights import Weights
 
 POLL_SECONDS = 0.25
 OURS = "rlvf "  # begins the name of weights that a generator has handed over
@@ -53,39 +51,44 @@ class Served:
 
 
 def generate_served(
-    generator: "Generator",
+    weights: Weights,
     version: PolicyVersion,
+    problems: Sequence[Problem],
+    sampling: SamplingConfig,
+    *,
+    samples: int,
+    seed: int,
     step: int,
     groups: Sequence[int],
-    problems: Sequence[Problem],
+    greedy: bool,
     check: Callable[[], None],
 ) -> Rollouts:
-    """One lease, by the server of ``generator.policy.engine``; ``check`` is called while it is waited for.
+    """One lease, by the server of ``weights.policy.engine``; ``check`` is called while it is waited for.
 
     Raises:
         ServerError: it does not do what it is asked to, or was given other weights meanwhile.
     """
-    mirror = generator.weights.mirror(version)
+    mirror = weights.mirror(version)
     name = f"{OURS}{version.digest}"
-    with _turn(generator.policy.engine, check):
+    with _turn(weights.policy.engine, check):
         with waiting_for_weights() as waiting:
 
             def begin() -> Served:
                 """A server whose log-probs are the policy's."""
-                server = Server(generator.policy.engine)
+                server = Server(weights.policy.engine)
                 server.open()
-                on_cpu = generator.policy.model_copy(update={"device": "cpu"})
+                on_cpu = weights.policy.model_copy(update={"device": "cpu"})
                 with mirror.at(version, check) as found:
-                    weights = restored(found)
-                    policy = load_policy(str(mirror.root), on_cpu, weights=weights, check=False)
+                    tensors = restored(found)
+                    policy = load_policy(str(mirror.root), on_cpu, weights=tensors, check=False)
                     served = Served(server, policy)
-                    require_taken(policy, server, weights, lambda moved: served.hand_over(moved, f"{OURS}moved"))
-                    served.hand_over(weights, name)
+                    require_taken(policy, server, tensors, lambda moved: served.hand_over(moved, f"{OURS}moved"))
+                    served.hand_over(tensors, name)
                 require_same(policy, server)
                 nn.Module.to(policy.model, "meta")
                 return served
 
-            key = generator.weights.key(version)
+            key = weights.key(version)
             served = resident("sampler", key, begin)
             if not served.server.weights().startswith(OURS):  # it was started anew, perhaps with other options
                 drop("sampler")
@@ -100,12 +103,12 @@ def generate_served(
             served.server,
             version.step,
             problems,
-            generator.sampling,
-            samples=generator.samples,
-            seed=generator.seed,
+            sampling,
+            samples=samples,
+            seed=seed,
             step=step,
             groups=groups,
-            greedy=generator.greedy,
+            greedy=greedy,
             between_tokens=check,
         )
         if not held.startswith(f"{name}:") or served.server.weights() != held:

@@ -3,17 +3,10 @@ endless sequence of a step's problems. Where a built-in verifier has the same na
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Literal
 
-from rl.config import GYM, PLAYED
+from rl.config import GYM
+from rl.problems.streams import Side, module_of
 from rl.records import Problem
-
-Side = Literal["train", "held_out"]
-
-
-def module_of(name: str) -> str:
-    """The module of a set: of this room, or of that of an environment's problems."""
-    return f"rl.problems.{'played' if name in PLAYED else 'made'}.{name}"
 
 
 def stream_of(name: str) -> Callable[[int, int, Side], Iterator[Problem]]:

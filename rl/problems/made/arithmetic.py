@@ -10,8 +10,8 @@ from itertools import count
 
 import numpy as np
 
-from rl.problems.made import Side
 from rl.problems.made.grammar import is_held_out
+from rl.problems.streams import Side
 from rl.records import Problem
 
 LARGEST = 60  # numbers are drawn from 1 to this

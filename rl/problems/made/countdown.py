@@ -11,7 +11,7 @@ from itertools import count
 
 import numpy as np
 
-from rl.problems.made import Side
+from rl.problems.streams import Side
 from rl.records import Problem
 
 LARGEST = 20  # numbers are drawn from 1 to this

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rl.problems.made import Side
 from rl.problems.made.grammar import Wording, is_held_out
 from rl.problems.shown import Shown, drawn_apart
+from rl.problems.streams import Side
 from rl.records import Problem
 from rl.verifiers.built_in.functions import example
 

@@ -14,8 +14,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from rl.problems.made import Side
 from rl.problems.shown import Shown
+from rl.problems.streams import Side
 from rl.records import Problem
 
 LARGEST = 60  # numbers are drawn from 1 to this

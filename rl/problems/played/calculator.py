@@ -11,9 +11,9 @@ import numpy as np
 
 from rl.arithmetic import evaluate
 from rl.environments.built_in.calculator import Calculator
-from rl.problems.made import Side
 from rl.problems.made.grammar import Wording, is_held_out
 from rl.problems.shown import Shown, drawn_apart
+from rl.problems.streams import Side
 from rl.records import Problem
 
 LARGEST = 60  # numbers are drawn from 1 to this

@@ -6,8 +6,8 @@ from itertools import count
 import numpy as np
 
 from rl.environments.built_in.guess import Guess
-from rl.problems.made import Side
 from rl.problems.shown import Shown, drawn_apart
+from rl.problems.streams import Side
 from rl.records import Problem
 
 LARGEST = 64

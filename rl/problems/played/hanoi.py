@@ -6,9 +6,9 @@ from itertools import count
 import numpy as np
 
 from rl.environments.built_in.hanoi import PEGS, Hanoi, shown
-from rl.problems.made import Side
 from rl.problems.made.grammar import is_held_out
 from rl.problems.shown import Shown, drawn_apart
+from rl.problems.streams import Side
 from rl.records import Problem
 
 SIZES = (2, 3, 3, 4)  # how many disks, drawn from these

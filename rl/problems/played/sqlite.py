@@ -6,8 +6,8 @@ from itertools import count
 
 import numpy as np
 
-from rl.problems.made import Side
 from rl.problems.made.grammar import Wording, is_held_out
+from rl.problems.streams import Side
 from rl.records import Problem
 
 STREAM = (15,)  # keeps these draws apart from others with the same seed

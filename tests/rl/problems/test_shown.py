@@ -14,9 +14,10 @@ from rl.environments.episode import Episode
 from rl.environments.opened import opened
 from rl.environments.spec import EnvironmentSpec
 from rl.model.tiny import UNKNOWN, build_tokenizer
-from rl.problems.made import module_of, stream_of
+from rl.problems.made import stream_of
 from rl.problems.played import guess
 from rl.problems.shown import GRAMMAR, Shown, shown, shown_of, updates
+from rl.problems.streams import module_of
 from rl.sources import path_of
 from rl.verifiers.built_in import functions
 from tests.streams import drawing
