@@ -1,9 +1,9 @@
 """One step's batch in the making: the generate task puts leases in, the tasks of verification and scores take them out.
 
 The first leases hold the step's prompts; as soon as verdicts make it certain that too few groups have rewards that
-differ, replacements are drawn, up to a bound (`tasks.refills`). What is drawn depends on the verdicts alone, never on
-when they came, so the same policy makes the same batch on any cluster. Leases of a worker that was found wrong are made
-again by others once all else is done: the same problems, with the same noise.
+differ, replacements are generated, up to a bound (`tasks.refills`). What is generated depends on the verdicts alone,
+never on when they came, so the same policy makes the same batch on any cluster. Leases of a worker that was found wrong
+are made again by others once all else is done: the same problems, with the same noise.
 """
 
 from collections import defaultdict
@@ -90,8 +90,8 @@ class Collection:
                     again, self._again = self._again, []
                     return again
                 broken = all(judgement.broken for _, judgement in self._judged.values())
-                if drawn := self._refills.draw(broken=broken):
-                    return drawn
+                if generated := self._refills.draw(broken=broken):
+                    return generated
                 if self._refills.all_judged:
                     break
                 self._changed.wait()

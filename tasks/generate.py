@@ -48,7 +48,7 @@ def generate(
     admission: Admission,
     mend: Mend = no_mend,
 ) -> None:
-    """Generate the collection's leases as they are drawn, each with the newest policy when it is handed out, so that no
+    """Generate the collection's leases as they come up, each with the newest policy when it is handed out, so that no
     worker goes back to older weights. All batches on the way share one queue, in which the leases of an earlier step,
     and of those the earlier groups, come first. What a generator hands in before it is over goes on with whoever is
     free first (`Generator.slice_seconds`), and a batch waits for all of it.
@@ -63,10 +63,10 @@ def generate(
             collection.refuse()
         return why
 
-    def draw(drawn: list[Lease]) -> None:
-        again = any(map(collection.without, drawn))  # as they were, without who has made them
+    def generate_all(wanted: list[Lease]) -> None:
+        again = any(map(collection.without, wanted))  # as they were, without who has made them
         sizes = None if again else admission.sizes
-        leases = drawn if sizes is None else neighbours_joined(drawn)
+        leases = wanted if sizes is None else neighbours_joined(wanted)
         played = episodes_of(dispatch, collection.problems.environment, generator, step, (step,), collection.refuse)
         try:
             leases = leases if played is None else played.begin(leases)
@@ -101,9 +101,9 @@ def generate(
     threads = ThreadPoolExecutor(AT_ONCE, "generate")
     try:
         under_way = []
-        for drawn in collection.draws():
+        for wanted in collection.draws():
             newest(oldest)  # waits here, and not where other batches' leases wait too
-            under_way.append(threads.submit(draw, drawn))
+            under_way.append(threads.submit(generate_all, wanted))
         for each in as_completed(under_way):
             each.result()
     finally:

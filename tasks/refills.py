@@ -1,4 +1,4 @@
-"""Which groups of a step are drawn, and in which leases: its prompts first, then replacements of groups that teach
+"""Which groups of a step are generated, and in which leases: its prompts first, then replacements of groups that teach
 nothing.
 
 Replacements come in refills. How large one is follows from the verdicts on all groups before it: as many groups as
@@ -6,7 +6,8 @@ should give what is missing at the rate seen so far, up to a bound. It is cut in
 full but the last one. So groups and leases depend on verdicts alone, never on when they came.
 
 A refill does not wait for the last of these verdicts. It is smallest if all groups that nobody has judged yet teach
-something: each of its leases that is full even then can be drawn at once, the others once no verdict changes its size.
+something: each of its leases that is full even then can be generated at once, the others once no verdict changes its
+size.
 """
 
 from collections.abc import Set
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 
 @dataclass
 class Refills:
-    """The groups drawn so far, and the verdicts on them."""
+    """The groups generated so far, and the verdicts on them."""
 
     prompts: int  # groups that the batch is to have
-    bound: int  # groups that may be drawn, with these
+    bound: int  # groups that may be generated, with these
     lease: int  # groups of a lease
-    drawn: int = 0
+    generated: int = 0
     _ends: list[int] = field(
         default_factory=list
     )  # groups up to the end of the prompts and of each refill of known size
@@ -36,12 +37,12 @@ class Refills:
 
     @property
     def all_judged(self) -> bool:
-        """Whether nothing that was drawn waits for a verdict."""
-        return sum(groups for groups, _ in self._judged.values()) == self.drawn
+        """Whether nothing that was generated waits for a verdict."""
+        return sum(groups for groups, _ in self._judged.values()) == self.generated
 
     def draw(self, *, broken: bool) -> list[range]:
-        """The groups of leases that are certain to be needed and were not drawn before, until there are none; `broken`:
-        no verifier has judged anything so far, and nothing is replaced."""
+        """The groups of leases that are certain to be needed and were not generated before, until there are none;
+        `broken`: no verifier has judged anything so far, and nothing is replaced."""
         if not self._ends:
             self._ends.append(self.prompts)
             return self._cut(self.prompts)
@@ -59,12 +60,12 @@ class Refills:
 
     def reopen(self, again: Set[int]) -> int:
         """Forget the verdicts on the leases that begin with these groups, and every refill whose size followed from
-        one of them; the first of the groups that are not drawn any more. To be called once all are judged."""
-        assert self.drawn == self._ends[-1]
+        one of them; the first of the groups that are not generated any more. To be called once all are judged."""
+        assert self.generated == self._ends[-1]
         end = next(end for end in self._ends if end > min(again))
         self._ends = [one for one in self._ends if one <= end]
         self._judged = {start: of for start, of in self._judged.items() if start < end and start not in again}
-        self.drawn = end
+        self.generated = end
         return end
 
     def _sizes(self, end: int) -> tuple[int, int]:
@@ -79,8 +80,8 @@ class Refills:
         return max(0, min(likely, self.bound - end))
 
     def _cut(self, end: int, *, full: bool = False) -> list[range]:
-        """Leases of the groups that are not drawn yet, up to `end`; only `full` ones."""
-        leases = [range(at, min(at + self.lease, end)) for at in range(self.drawn, end, self.lease)]
+        """Leases of the groups that are not generated yet, up to `end`; only `full` ones."""
+        leases = [range(at, min(at + self.lease, end)) for at in range(self.generated, end, self.lease)]
         found = [groups for groups in leases if not full or len(groups) == self.lease]
-        self.drawn = found[-1].stop if found else self.drawn
+        self.generated = found[-1].stop if found else self.generated
         return found

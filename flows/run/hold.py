@@ -57,7 +57,7 @@ class Hold:
                 raise ValueError(f"run {self._run.name!r} exists by now; go on with it by --resume, or name another")
             self._training_lock = stack.enter_context(
                 self._workplace.training_locks.held(
-                    client, self._run.name, say, TrainerLost, check=lambda: self._go_on("its turn")
+                    client, self._run.name, say, TrainerLost, check=lambda: self._go_on("the training lock")
                 )
             )
             self._lock.when_lost(self._workplace.dispatch.stop)

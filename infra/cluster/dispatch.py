@@ -26,7 +26,7 @@ from infra.cluster.calls import (
     work_of,
 )
 from infra.cluster.durations import Signs
-from infra.cluster.lease_batch import Batch, Cuts
+from infra.cluster.lease_batch import Cuts, LeaseBatch
 from infra.cluster.leases import LeaseQueue
 from infra.cluster.placement import ALONE, Offer, PlacementConfig
 from infra.cluster.timeline import Measured, Span
@@ -249,7 +249,9 @@ class Dispatch(Calls):
                 self._queues[call] = LeaseQueue(
                     self, call, attempts=self.attempts, patience=self.patience, late_after=self.late_after
                 )
-        return self._queues[call].results(Batch(function, items, order, check, at_once, done, without, cuts, tokens))
+        return self._queues[call].results(
+            LeaseBatch(function, items, order, check, at_once, done, without, cuts, tokens)
+        )
 
     def ask(
         self,

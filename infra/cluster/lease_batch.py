@@ -30,7 +30,7 @@ class Cuts(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class LeaseBatch:
     """The items of one caller, and its queue of their results."""
 
     function: Callable[..., Any]

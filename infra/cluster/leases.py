@@ -16,7 +16,7 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 from infra.cluster.calls import Calls, DispatchError, DispatchStoppedError, poisoned
 from infra.cluster.crew import Crew
 from infra.cluster.items import Assignment
-from infra.cluster.lease_batch import Batch
+from infra.cluster.lease_batch import LeaseBatch
 from infra.cluster.placement import Offer
 from infra.cluster.schedule import Schedule
 from infra.cluster.timeline import Measured, Span
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.25  # that the next event is waited for
 class _Out:
     """An assignment that a worker has."""
 
-    batch: Batch
+    batch: LeaseBatch
     worker: Offer
     future: Future[Measured[Any]]
     since: float  # seconds since 1970
@@ -47,13 +47,13 @@ class LeaseQueue:
         self._attempts = attempts
         self._crew = Crew(calls, call, patience)
         self._schedule = Schedule(late_after, cut=lambda item, units: self._batches[item.batch].cut(item, units))
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, LeaseBatch] = {}
         self._out: dict[Assignment, _Out] = {}
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()  # of the next
         self._driver: threading.Thread | None = None
 
-    def results(self, batch: Batch) -> Iterator[tuple[int, Any]]:
+    def results(self, batch: LeaseBatch) -> Iterator[tuple[int, Any]]:
         """`(index, result)` of every item, as they come in; closing the iterator cancels its assignments."""
         self._tell(partial(self._add, batch))
         try:
@@ -102,19 +102,19 @@ class LeaseQueue:
             return
         event()
 
-    def _fail(self, batch: Batch, error: BaseException) -> None:
+    def _fail(self, batch: LeaseBatch, error: BaseException) -> None:
         self._withdraw(batch)
         batch.returned.put(error)
 
     # -- its events
 
-    def _add(self, batch: Batch) -> None:
+    def _add(self, batch: LeaseBatch) -> None:
         if not self._batches:
             self._crew.begin()
         self._batches[batch.number] = batch
         self._schedule.add(batch.waiting())
 
-    def _withdraw(self, batch: Batch) -> None:
+    def _withdraw(self, batch: LeaseBatch) -> None:
         if self._batches.pop(batch.number, None) is not None:
             self._calls.exclusions.forgive(self._call, self._schedule.unsettled(batch.number))
             self._forget(self._schedule.withdraw(batch.number))

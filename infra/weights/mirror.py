@@ -32,8 +32,8 @@ POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class Brought:
-    """A version that a prefetch has brought."""
+class Prefetched:
+    """A version that a prefetch has fetched."""
 
     version: PolicyVersion
     session: Fence  # of its trainer: the next one may have gone back, and make other weights of the same steps
@@ -64,7 +64,7 @@ class Mirror:
         self._fetched = Fetched()
         self._counting = threading.Lock()  # of what is fetched, while that goes on
         self._ahead: threading.Thread | None = None
-        self.brought: Brought | None = None  # last; see `now` whether it is still here
+        self.prefetched: Prefetched | None = None  # last; see `now` whether it is still here
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +94,7 @@ class Mirror:
             if version.files != self._files or lost:
                 self._forget()
                 self._files = version.files
-            self._bring(version, check)
+            self._fetch(version, check)
             yield self._weights
 
     def step(self, check: Callable[[], None] = lambda: None) -> int | None:
@@ -117,18 +117,18 @@ class Mirror:
 
     def prefetch(self, version: PolicyVersion, session: Fence) -> None:
         """Begin to fetch `version` in the background, where a version is here that differences start from, and none is
-        being fetched so: it is `brought` then. What fails is raised by the next `at`."""
+        being fetched so: it is `prefetched` then. What fails is raised by the next `at`."""
         if self._version is None or (self._ahead is not None and self._ahead.is_alive()):
             return
 
-        def bring() -> None:
+        def fetch() -> None:
             try:
                 with self.at(version):
-                    self.brought = Brought(version, session)
+                    self.prefetched = Prefetched(version, session)
             except Exception:  # noqa: BLE001, S110 - `at` meets it again
                 pass
 
-        self._ahead = threading.Thread(target=bring, name="weights", daemon=True)
+        self._ahead = threading.Thread(target=fetch, name="weights", daemon=True)
         self._ahead.start()
 
     def take_fetched(self) -> Fetched:
@@ -146,7 +146,7 @@ class Mirror:
         finally:
             self._lock.release()
 
-    def _bring(self, version: PolicyVersion, check: Callable[[], None]) -> None:
+    def _fetch(self, version: PolicyVersion, check: Callable[[], None]) -> None:
         damaged: dict[str, Torn] = {}  # folders, by URI
         for attempt in range(ATTEMPTS):
             if self._version == version.id:

@@ -68,7 +68,7 @@ class Engine:
         self._kept = kept
         if kept is not None:
             kept.follow(self._weights, policy.device)
-        self._versions = [version]  # the newest that had the same weights, by `Place.weights`
+        self._versions = [version]  # the newest that had the same weights, by `PromptSlot.weights`
         if self.slots.lean is not None:
             self.slots.lean.follow()
 

@@ -62,7 +62,7 @@ class Move(NamedTuple):
     source: int
 
 
-class Place(NamedTuple):
+class PromptSlot(NamedTuple):
     """A prompt whose keys and values are kept; those of older weights are another place."""
 
     prompt: tuple[int, ...]
@@ -77,7 +77,7 @@ class Schedule:
         self.waiting: deque[Draw] = deque()
         self.rows: list[Draw] = []
         self.place_of: list[int] = []  # of each row
-        self.places: list[Place] = []
+        self.places: list[PromptSlot] = []
         self.most_rows = self.most_places = 0
         self.longest_prompt = self.longest_own = 0
         self.weights = 0  # how often they changed
@@ -90,7 +90,7 @@ class Schedule:
         first = self.waiting[0]
         if len(first.prompt) > self.longest_prompt or first.limit > self.longest_own:
             return None
-        wanted = Place(first.prompt, self.weights)
+        wanted = PromptSlot(first.prompt, self.weights)
         if wanted not in self.places:
             if len(self.places) == self.most_places:
                 return None

@@ -183,7 +183,7 @@ class Generator:
                 key = weights.key(first)
                 sampler = stack.enter_context(held("sampler", key, load, again=True))
                 passed = swaps is not None and swaps.passed(sampler, first)
-                if not passed and not _brought(sampler, mirror, first, check):
+                if not passed and not _loaded(sampler, mirror, first, check):
                     del sampler  # two would not fit
                     stack.close()
                     drop("sampler")
@@ -204,8 +204,8 @@ class Generator:
         return Weights(self.policy, self.public, self.patience)
 
 
-def _brought(sampler: Sampler, mirror: "Mirror", version: PolicyVersion, check: Callable[[], None]) -> bool:
-    """Bring it to this version; False where that is of another architecture."""
+def _loaded(sampler: Sampler, mirror: "Mirror", version: PolicyVersion, check: Callable[[], None]) -> bool:
+    """Load this version into it; False where that is of another architecture."""
     if sampler.version == version:
         return True
     with mirror.at(version, check) as found:

@@ -101,12 +101,12 @@ class Swaps:
     step: int  # of the lease: the newest version that its tokens may be of
 
     def newest(self, than: PolicyVersion) -> PolicyVersion:
-        """The version that was brought last, if it is newer than this one and may be sampled from, else this one. Plain
-        looks: nothing is waited for."""
-        brought = self.mirror.brought
-        if brought is None or brought.session != self.of.session:
+        """The version that was prefetched last, if it is newer than this one and may be sampled from, else this one.
+        Plain looks: nothing is waited for."""
+        ahead = self.mirror.prefetched
+        if ahead is None or ahead.session != self.of.session:
             return than
-        return brought.version if than.step < brought.version.step <= self.step else than
+        return ahead.version if than.step < ahead.version.step <= self.step else than
 
     def passed(self, sampler: Sampler, version: PolicyVersion) -> bool:
         """Whether the sampler is at a newer version that may be sampled from: it does not go back."""

@@ -48,15 +48,15 @@ def test_a_warm_up_waits_for_another_one_and_says_so(lab: Any, tmp_path: Path) -
 
     said, trains = io.StringIO(), []
     with lab.prefect(), workplace(lab, tmp_path, said) as mine, present(mine):
-        turn = training_lock(lab.client, "another warm-up", str)
-        turn.__enter__()
+        lock = training_lock(lab.client, "another warm-up", str)
+        lock.__enter__()
 
         def end() -> None:
             try:
                 until(lambda: "waiting: another warm-up trains on this cluster" in said.getvalue())
                 trains.append(training(lab.client))
             finally:
-                turn.__exit__(None, None, None)
+                lock.__exit__(None, None, None)
 
         ending = threading.Thread(target=end)
         ending.start()
@@ -67,7 +67,7 @@ def test_a_warm_up_waits_for_another_one_and_says_so(lab: Any, tmp_path: Path) -
     assert training(lab.client) is None
 
 
-def test_a_warm_up_that_was_made_by_whoever_had_the_turn_is_not_made_again(
+def test_a_warm_up_that_was_made_by_whoever_had_the_training_lock_is_not_made_again(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flows import sft as flow

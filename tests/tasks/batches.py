@@ -48,15 +48,18 @@ def whole(sampled: Rollouts, worker: Offer) -> tuple[Rollouts, tuple[Slice, ...]
     return made, (Slice(worker, made.makers[0], np.zeros_like(made.lengths), made.lengths),)
 
 
-def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> Judgement:
+def verdicts(lease: Lease, with_signal: Sequence[bool], samples: int) -> Judgement:
     """One right completion in each group that varies, none in the others."""
     rewards = np.zeros((len(lease.groups), samples), np.float32)
-    rewards[:, 0] = [varied[i] for i in lease.groups]
+    rewards[:, 0] = [with_signal[i] for i in lease.groups]
     return Judgement(rewards, tuple(tuple("right" if reward else "wrong_value" for reward in row) for row in rewards))
 
 
 def collect(
-    config: BatchConfig, varied: Sequence[bool], shuffle: Callable[[list[Lease]], None] = lambda _: None, step: int = 5
+    config: BatchConfig,
+    with_signal: Sequence[bool],
+    shuffle: Callable[[list[Lease]], None] = lambda _: None,
+    step: int = 5,
 ) -> tuple[RolloutBatch, list[list[range]]]:
     """The batch, and the groups of the leases of each draw, when none is drawn before all are back, in the order that
     `shuffle` makes."""
@@ -67,7 +70,7 @@ def collect(
         back = list(leases)
         shuffle(back)
         for lease in back:
-            collection.judged(lease, rollouts(lease, config.samples), verdicts(lease, varied, config.samples))
+            collection.judged(lease, rollouts(lease, config.samples), verdicts(lease, with_signal, config.samples))
     return collection.collected(), draws
 
 

@@ -69,8 +69,8 @@ def test_how_groups_are_leased_does_not_follow_from_verdicts_that_were_made_agai
                 for lease in leases:
                     maker = first if lease.groups.start == 0 else A
                     collection.arrive(lease, *whole(rollouts(lease, 2), maker))
-                    varied = [maker == A and i != 1 for i in range(12)]
-                    collection.judged(lease, rollouts(lease, 2), verdicts(lease, varied, 2))
+                    with_signal = [maker == A and i != 1 for i in range(12)]
+                    collection.judged(lease, rollouts(lease, 2), verdicts(lease, with_signal, 2))
             collection.abandon()
 
         made(first)

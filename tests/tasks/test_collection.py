@@ -1,4 +1,4 @@
-"""Batches in the making: what is drawn, in which order it is trained on, and how it ends.
+"""Batches in the making: what is generated, in which order it is trained on, and how it ends.
 
 G completions per group.
 """
@@ -30,7 +30,7 @@ def test_the_first_leases_hold_the_step_s_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("varied", "draws"),
+    ("with_signal", "draws"),
     [
         ("1100 1111", [4, 4]),  # 2 are missing and half of them vary: 4 more
         ("1110 01", [4, 2]),  # 1 is missing, 3 in 4 vary: 2 more, of which one does
@@ -39,10 +39,12 @@ def test_the_first_leases_hold_the_step_s_prompts() -> None:
         ("1000 00000000", [4, 8]),  # 12 would be likely to do, the bound is 12 in all
     ],
 )
-def test_groups_without_variance_are_replaced_at_the_rate_seen_up_to_the_bound(varied: str, draws: list[int]) -> None:
-    known = [mark == "1" for mark in varied.replace(" ", "")]
-    _, drawn = collect(config(), known)
-    assert [sum(map(len, leases)) for leases in drawn] == draws
+def test_groups_without_variance_are_replaced_at_the_rate_seen_up_to_the_bound(
+    with_signal: str, draws: list[int]
+) -> None:
+    known = [mark == "1" for mark in with_signal.replace(" ", "")]
+    _, generated = collect(config(), known)
+    assert [sum(map(len, leases)) for leases in generated] == draws
 
 
 def test_a_mean_of_right_and_wrong_is_the_pass_rate_to_the_last_bit() -> None:
@@ -91,34 +93,34 @@ def test_graded_answers_vary_but_do_not_pass() -> None:
 
 @pytest.mark.slow
 @given(
-    varied=st.lists(st.booleans(), min_size=60, max_size=60),
+    with_signal=st.lists(st.booleans(), min_size=60, max_size=60),
     prompts=st.integers(1, 12),
     lease=st.integers(1, 5),
     oversample=st.floats(1, 5),
     orders=st.tuples(st.randoms(use_true_random=False), st.randoms(use_true_random=False)),
 )
 def test_whatever_the_verdicts_and_however_leases_arrive(
-    varied: list[bool], prompts: int, lease: int, oversample: float, orders: tuple[Random, Random]
+    with_signal: list[bool], prompts: int, lease: int, oversample: float, orders: tuple[Random, Random]
 ) -> None:
     asked = config(prompts=prompts, lease=lease, oversample=oversample)
-    found, draws = collect(asked, varied, orders[0].shuffle)
+    found, draws = collect(asked, with_signal, orders[0].shuffle)
     bound = int(prompts * oversample)
 
     numbers = [i for leases in draws for groups in leases for i in groups]
     assert numbers == list(range(found.groups_generated))  # none twice, none left out
     assert prompts <= found.groups_generated <= max(prompts, bound)
     assert all(len(groups) <= lease for leases in draws for groups in leases)
-    usable = [i for i in numbers if varied[i]]
+    usable = [i for i in numbers if with_signal[i]]
     assert found.groups_with_signal == len(usable)
     assert groups(found) == usable[:prompts]  # in order of admission
     assert len(found.batch) == prompts or found.groups_generated == bound  # constant, unless the bound was met
     before_last = [i for leases in draws[:-1] for groups in leases for i in groups]
-    assert sum(varied[i] for i in before_last) < prompts  # the last ones were needed
+    assert sum(with_signal[i] for i in before_last) < prompts  # the last ones were needed
     assert found.batch.rollouts.tokens[:, 0, 0].tolist() == groups(found)  # each with its own completions
     assert found.batch.rewards.max(axis=1, initial=0).tolist() == [1] * len(found.batch)
 
-    again, drawn_again = collect(asked, varied, orders[1].shuffle)
-    assert drawn_again == draws
+    again, generated_again = collect(asked, with_signal, orders[1].shuffle)
+    assert generated_again == draws
     assert again.figures() == found.figures()
     assert again.samples == found.samples
     assert np.array_equal(again.batch.rollouts.tokens, found.batch.rollouts.tokens)
@@ -127,7 +129,7 @@ def test_whatever_the_verdicts_and_however_leases_arrive(
 
 def test_generating_and_judging_meet_in_two_threads() -> None:
     asked = config(prompts=6, lease=1)
-    varied = [i % 2 == 1 for i in range(18)]
+    with_signal = [i % 2 == 1 for i in range(18)]
     collection = Collection(5, problem_set(), asked)
 
     def generate() -> None:
@@ -137,7 +139,7 @@ def test_generating_and_judging_meet_in_two_threads() -> None:
 
     def verify() -> RolloutBatch:
         for lease, sampled in collection.arrivals():
-            collection.judged(lease, sampled, verdicts(lease, varied, asked.samples))
+            collection.judged(lease, sampled, verdicts(lease, with_signal, asked.samples))
         return collection.collected()
 
     with ThreadPoolExecutor(2) as threads:

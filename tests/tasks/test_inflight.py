@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from flows.config import TrainConfig
 from infra.cluster.resident import drop, resident_now
 from infra.storage.fence import Fence
-from infra.weights.mirror import Brought, Mirror
+from infra.weights.mirror import Mirror, Prefetched
 from infra.weights.version import PolicyVersion
 from rl.environments.interface import Interface
 from rl.model.policy import Policy
@@ -121,7 +121,7 @@ def test_what_a_lease_may_not_have_changes_no_bit_of_it(
     before = generate(old, step)
     arrives(new, session)
     found = generate(old, step, spec)
-    assert here().brought == Brought(new, session)
+    assert here().prefetched == Prefetched(new, session)
     assert set(seen(found)) == {0}
     for name in ("tokens", "logprobs", "versions"):
         assert np.array_equal(getattr(found, name), getattr(before, name))
@@ -235,7 +235,7 @@ def test_no_token_is_of_a_version_outside_its_lease_and_none_goes_back(
     assert sampler.version == version(drawn[0], SESSION)
     for new, session, gone, busy in coming:
         made = version(new, session)
-        mirror.brought, mirror._version = Brought(made, session), None if gone else made.id
+        mirror.prefetched, mirror._version = Prefetched(made, session), None if gone else made.id
         mirror._weights = {"step": torch.tensor(new)}
         before = sampler.version
         with held_elsewhere(mirror) if busy else nullcontext():

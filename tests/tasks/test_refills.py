@@ -1,5 +1,5 @@
-"""Which leases are drawn and when, against waves: the same rule, but that all verdicts are waited for before more are
-drawn.
+"""Which leases are generated and when, against waves: the same rule, but that all verdicts are waited for before
+more are generated.
 
 A cluster is simulated here: workers of some paces, on which leases may be lost.
 """
@@ -44,11 +44,11 @@ def fresh(asked: Refills) -> Refills:
     return Refills(asked.prompts, asked.bound, asked.lease)
 
 
-def in_waves(asked: Refills, varied: Sequence[bool]) -> list[range]:
+def in_waves(asked: Refills, with_signal: Sequence[bool]) -> list[range]:
     """The leases, wave by wave."""
     ends = [0, asked.prompts]
     while ends[-1] > ends[-2]:
-        teaching = sum(varied[: ends[-1]])
+        teaching = sum(with_signal[: ends[-1]])
         likely = ceil((asked.prompts - teaching) * ends[-1] / max(teaching, 1))
         ends.append(ends[-1] + max(0, min(likely, asked.bound - ends[-1])))
     return [
@@ -61,18 +61,18 @@ class Run:
     """A batch on workers that take so many seconds for a group, the first lease first."""
 
     refills: Refills
-    varied: Sequence[bool]
+    with_signal: Sequence[bool]
     paces: Sequence[float]
     random: Random | None = None  # of deaths, and of how long leases take
     waves: bool = False
 
     def __post_init__(self) -> None:
-        self.drawn: list[range] = []
+        self.generated: list[range] = []
         self.judged: list[range] = []
         self.seconds = 0.0
 
     def moments(self) -> Iterator[None]:
-        """Each verdict, once what follows from it is drawn."""
+        """Each verdict, once what follows from it is generated."""
         idle, busy = list(range(len(self.paces))), list[tuple[float, int, range]]()
         waiting = self._draw()
         yield
@@ -87,7 +87,7 @@ class Run:
                 heapq.heappush(waiting, (lease.start, lease))
                 continue
             self.judged.append(lease)
-            self.refills.judged(lease.start, np.array([self.varied[i] for i in lease]))
+            self.refills.judged(lease.start, np.array([self.with_signal[i] for i in lease]))
             for each in self._draw():
                 heapq.heappush(waiting, each)
             yield
@@ -96,7 +96,7 @@ class Run:
         if self.waves and not self.refills.all_judged:
             return []
         new = self.refills.draw(broken=not self.judged)
-        self.drawn += new
+        self.generated += new
         return [(lease.start, lease) for lease in new]
 
     def end(self) -> "Run":
@@ -105,34 +105,35 @@ class Run:
         return self
 
 
-@given(varied=KNOWN, asked=ASKED, paces=PACES, random=CHANCE)
+@given(with_signal=KNOWN, asked=ASKED, paces=PACES, random=CHANCE)
 def test_whatever_comes_first_and_whoever_dies_the_leases_are_those_of_waves(
-    varied: list[bool], asked: Refills, paces: list[float], random: Random
+    with_signal: list[bool], asked: Refills, paces: list[float], random: Random
 ) -> None:
-    run = Run(fresh(asked), varied, paces, random).end()
-    assert run.drawn == in_waves(asked, varied)  # in order too
-    assert sorted(run.judged, key=lambda lease: lease.start) == run.drawn  # all are waited for, and each counts once
-    assert run.refills.drawn <= max(asked.prompts, asked.bound)
+    run = Run(fresh(asked), with_signal, paces, random).end()
+    assert run.generated == in_waves(asked, with_signal)  # in order too
+    # all are waited for, and each counts once
+    assert sorted(run.judged, key=lambda lease: lease.start) == run.generated
+    assert run.refills.generated <= max(asked.prompts, asked.bound)
     assert run.refills.all_judged
     assert run.refills.draw(broken=False) == []
 
 
-@given(varied=KNOWN, others=st.lists(KNOWN, min_size=1, max_size=3), asked=ASKED, random=CHANCE)
-def test_none_is_drawn_that_another_verdict_could_make_needless(
-    varied: list[bool], others: list[list[bool]], asked: Refills, random: Random
+@given(with_signal=KNOWN, others=st.lists(KNOWN, min_size=1, max_size=3), asked=ASKED, random=CHANCE)
+def test_none_is_generated_that_another_verdict_could_make_needless(
+    with_signal: list[bool], others: list[list[bool]], asked: Refills, random: Random
 ) -> None:
-    run = Run(fresh(asked), varied, (1.0, 2.5, 7.0), random)
+    run = Run(fresh(asked), with_signal, (1.0, 2.5, 7.0), random)
     for _ in run.moments():
         known = {i for lease in run.judged for i in lease}
         if not known:
             continue
         for other in ([True] * MOST, [False] * MOST, *others):
-            possible = [varied[i] if i in known else other[i] for i in range(MOST)]
-            assert set(run.drawn) <= set(in_waves(asked, possible))
+            possible = [with_signal[i] if i in known else other[i] for i in range(MOST)]
+            assert set(run.generated) <= set(in_waves(asked, possible))
 
 
 @pytest.mark.parametrize(
-    ("judged", "drawn"),
+    ("judged", "generated"),
     [
         ({}, ""),
         ({6: "11"}, ""),
@@ -144,12 +145,12 @@ def test_none_is_drawn_that_another_verdict_could_make_needless(
         ({6: "10", 0: "11", 2: "11", 4: "11"}, "8-9"),
     ],
 )
-def test_replacements_are_drawn_as_soon_as_they_are_certain(judged: Mapping[int, str], drawn: str) -> None:
+def test_replacements_are_generated_as_soon_as_they_are_certain(judged: Mapping[int, str], generated: str) -> None:
     refills = Refills(prompts=8, bound=16, lease=2)
     assert [lease.start for lease in refills.draw(broken=True)] == [0, 2, 4, 6]
     for start, marks in judged.items():
         refills.judged(start, np.array([mark == "1" for mark in marks]))
-    assert " ".join(f"{lease[0]}-{lease[-1]}" for lease in refills.draw(broken=not judged)) == drawn
+    assert " ".join(f"{lease[0]}-{lease[-1]}" for lease in refills.draw(broken=not judged)) == generated
 
 
 def test_replacements_of_replacements_do_not_wait_either() -> None:
@@ -176,20 +177,20 @@ def test_nothing_is_replaced_before_a_verifier_has_judged_something() -> None:
     assert len(refills.draw(broken=False)) == 8
 
 
-@given(varied=KNOWN, again=KNOWN, asked=ASKED, random=CHANCE, share=st.floats(0, 1))
+@given(with_signal=KNOWN, again=KNOWN, asked=ASKED, random=CHANCE, share=st.floats(0, 1))
 def test_what_verdicts_that_were_taken_back_had_drawn_is_taken_back(
-    varied: list[bool], again: list[bool], asked: Refills, random: Random, share: float
+    with_signal: list[bool], again: list[bool], asked: Refills, random: Random, share: float
 ) -> None:
-    run = Run(fresh(asked), varied, (1.0, 2.5), random).end()
+    run = Run(fresh(asked), with_signal, (1.0, 2.5), random).end()
     wrong = {lease.start for lease in run.judged if random.random() <= share}
     if not wrong:
         return
     end = run.refills.reopen(wrong)
-    kept = [lease for lease in run.drawn if lease.start < end]
-    assert kept == in_waves(asked, varied)[: len(kept)]
+    kept = [lease for lease in run.generated if lease.start < end]
+    assert kept == in_waves(asked, with_signal)[: len(kept)]
     assert min(wrong) < end
     made = {i: again[i] for lease in kept if lease.start in wrong for i in lease}
-    by_then = [made.get(i, varied[i] if i < end else again[i]) for i in range(MOST)]
+    by_then = [made.get(i, with_signal[i] if i < end else again[i]) for i in range(MOST)]
     assert kept == in_waves(asked, by_then)[: len(kept)]  # their cut does not follow from what was wrong
     redrawn = run.refills.draw(broken=False)
     waiting = [*(lease for lease in kept if lease.start in wrong), *redrawn]
@@ -228,7 +229,7 @@ def test_who_is_slow_holds_up_fewer(paces: tuple[float, ...], lease: int, rate: 
 def test_a_collection_is_the_same_batch_whichever_lease_is_back_first(seed: int) -> None:
     random = Random(seed)
     asked = config(prompts=9, lease=2, oversample=4)
-    varied = [random.random() < 0.4 for _ in range(36)]
+    with_signal = [random.random() < 0.4 for _ in range(36)]
     collection = Collection(5, problem_set(), asked)
     drawn: SimpleQueue[Lease | None] = SimpleQueue()
 
@@ -247,9 +248,9 @@ def test_a_collection_is_the_same_batch_whichever_lease_is_back_first(seed: int)
         made.append(lease.groups)
         while out and (drawn.empty() or random.random() < 0.5):
             one = out.pop(random.randrange(len(out)))
-            collection.judged(one, rollouts(one, asked.samples), verdicts(one, varied, asked.samples))
+            collection.judged(one, rollouts(one, asked.samples), verdicts(one, with_signal, asked.samples))
     generating.join(30)
-    found, in_turn = collection.collected(), collect(asked, varied)
+    found, in_turn = collection.collected(), collect(asked, with_signal)
     assert made == [each for leases in in_turn[1] for each in leases]
     assert groups(found) == groups(in_turn[0])
     assert found.figures() == in_turn[0].figures()

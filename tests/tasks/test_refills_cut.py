@@ -12,19 +12,19 @@ from tasks.refills import Refills
 from tests.tasks.batches import config, problem_set, rollouts, verdicts, whole
 from tests.tasks.test_audit import A, B
 
-VARIED = [i in (1, 2, 3, 4, 5, 9, 11) for i in range(1000)]
+WITH_SIGNAL = [i in (1, 2, 3, 4, 5, 9, 11) for i in range(1000)]
 
 
-def test_leases_that_are_drawn_at_once_are_of_one_refill() -> None:
+def test_leases_that_are_generated_at_once_are_of_one_refill() -> None:
     """Neighbours are joined and cut anew: one that reaches past the end of a refill counts as if it were in it."""
     refills = Refills(prompts=7, bound=21, lease=2)
     refills.draw(broken=True)
-    refills.judged(0, np.array(VARIED[:5]))
+    refills.judged(0, np.array(WITH_SIGNAL[:5]))
     assert refills.draw(broken=False) == [range(7, 9)]
-    refills.judged(7, np.array(VARIED[7:9]))
-    refills.judged(5, np.array(VARIED[5:7]))
-    drawn = refills.draw(broken=False)
-    (lease,) = neighbours_joined([Lease(groups, ()) for groups in drawn])
+    refills.judged(7, np.array(WITH_SIGNAL[7:9]))
+    refills.judged(5, np.array(WITH_SIGNAL[5:7]))
+    generated = refills.draw(broken=False)
+    (lease,) = neighbours_joined([Lease(groups, ()) for groups in generated])
     end = 10  # of the first refill
     assert not lease.groups.start < end < lease.groups.stop
 
@@ -41,7 +41,7 @@ def test_no_group_is_made_twice_where_a_lease_was_cut_elsewhere_before_its_refil
     def judge(lease: Lease) -> None:
         made = rollouts(lease, 2)
         collection.arrive(lease, *whole(made, B if lease.groups.start == 7 and not again else A))
-        collection.judged(lease, made, verdicts(lease, VARIED, 2))
+        collection.judged(lease, made, verdicts(lease, WITH_SIGNAL, 2))
 
     def all_of(leases: Iterable[Lease]) -> list[int]:
         return sorted(i for lease in leases for i in lease.groups)

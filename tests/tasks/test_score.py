@@ -61,7 +61,7 @@ def sure(of: Rollouts) -> Any:
     return np.where(there, -1 - of.tokens, 0).astype(np.float32)
 
 
-def batch_of(dispatch: Dispatch, scores: ReferenceScores, leases: int, varied: list[bool] = ALL) -> RolloutBatch:
+def batch_of(dispatch: Dispatch, scores: ReferenceScores, leases: int, with_signal: list[bool] = ALL) -> RolloutBatch:
     """A batch of so many leases of two groups at first, generated and judged in this process, scored on the cluster."""
     asked = config(prompts=2 * leases, lease=2)
     collection = Collection(5, problem_set(), asked, [REFERENCE])
@@ -73,7 +73,7 @@ def batch_of(dispatch: Dispatch, scores: ReferenceScores, leases: int, varied: l
 
     def verify() -> None:
         for lease, sampled in collection.arrivals():
-            collection.judged(lease, sampled, verdicts(lease, varied, asked.samples))
+            collection.judged(lease, sampled, verdicts(lease, with_signal, asked.samples))
 
     with ThreadPoolExecutor(3) as threads:
         under_way = [
@@ -88,9 +88,9 @@ def batch_of(dispatch: Dispatch, scores: ReferenceScores, leases: int, varied: l
 
 @pytest.mark.slow
 def test_each_group_of_a_batch_has_its_own_scores(client: Client) -> None:
-    varied = [i % 3 != 1 for i in range(100)]
+    with_signal = [i % 3 != 1 for i in range(100)]
     with Dispatch(client, PlacementConfig()) as dispatch:
-        found = batch_of(dispatch, reference(sure), 5, varied)
+        found = batch_of(dispatch, reference(sure), 5, with_signal)
         spans = dispatch.timeline.take()
     scored = found.batch.reference_logprobs
     assert scored is not None

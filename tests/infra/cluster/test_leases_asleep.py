@@ -5,7 +5,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
-from infra.cluster.lease_batch import Batch
+from infra.cluster.lease_batch import LeaseBatch
 from infra.cluster.leases import LeaseQueue, _Out
 from infra.cluster.placement import Offer
 from infra.cluster.timeline import Timeline
@@ -25,7 +25,7 @@ def test_who_is_lost_with_an_item_that_is_done_does_not_end_the_batch() -> None:
         exclusions=SimpleNamespace(forgive=lambda *_: None),
     )
     queue = LeaseQueue(cast("Any", calls), "generate", attempts=3, patience=60, late_after=10)
-    batch = Batch(len, [(0,), (1,)], (), None, (), lambda *_: True, lambda _: frozenset())
+    batch = LeaseBatch(len, [(0,), (1,)], (), None, (), lambda *_: True, lambda _: frozenset())
     queue._batches[batch.number] = batch
     first, other = batch.waiting()
     queue._schedule.add([first])

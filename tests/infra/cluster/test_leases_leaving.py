@@ -5,7 +5,7 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
-from infra.cluster.lease_batch import Batch
+from infra.cluster.lease_batch import LeaseBatch
 from infra.cluster.leases import LeaseQueue, _Out
 from infra.cluster.placement import Offer
 from infra.cluster.timeline import Loading, Measured, Timeline
@@ -17,7 +17,7 @@ def test_what_a_leaving_worker_had_done_before_is_not_thrown_away_while_it_is_fe
         timeline=Timeline(), silent=set(), forget=lambda *_: None, unawait=lambda _: None, took=None, lacking={}
     )
     queue = LeaseQueue(cast("Any", calls), "generate", attempts=3, patience=60, late_after=10)
-    batch = Batch(len, [(0,), (1,)], (), None, (), lambda *_: True, lambda _: frozenset())
+    batch = LeaseBatch(len, [(0,), (1,)], (), None, (), lambda *_: True, lambda _: frozenset())
     queue._batches[batch.number] = batch
     queue._schedule.add(batch.waiting())
     assigned = []

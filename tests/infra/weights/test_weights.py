@@ -15,7 +15,7 @@ from infra.storage.manifest import NotThere, Torn
 from infra.weights import chain, mirror, publisher
 from infra.weights.chain import read_edges
 from infra.weights.difference import weights_digest
-from infra.weights.mirror import Brought, Mirror
+from infra.weights.mirror import Mirror, Prefetched
 from infra.weights.publisher import Publisher
 from infra.weights.version import Gone, PolicyVersion, SyncConfig, newest_version, published, published_version
 from tests.infra.weights.versions import WINDOW, fresh, publish_all, same, version, version_id
@@ -176,9 +176,9 @@ def test_a_version_is_brought_ahead_while_another_is_used(place: str, open_publi
     reader.prefetch(done[2].version, session)  # from nothing it brings nothing: nobody may need it
     with reader.at(done[1].version):
         reader.prefetch(done[2].version, session)
-        assert reader.brought is None
+        assert reader.prefetched is None
     prefetched()
-    assert reader.brought == Brought(done[2].version, session)
+    assert reader.prefetched == Prefetched(done[2].version, session)
     before = reader.take_fetched().bytes
     with reader.at(done[2].version) as weights:
         assert same(weights, version(2))
@@ -207,7 +207,7 @@ def test_what_is_here_and_free_is_had_now_and_nothing_else_is_waited_for(
     for each in done:
         with reader.now(each.version) as weights:
             assert weights is None  # it is being written to
-    assert (reader.brought, reader.take_fetched().bytes) == (None, 0)
+    assert (reader.prefetched, reader.take_fetched().bytes) == (None, 0)
     go_on.set()
     prefetched()
     with reader.now(done[1].version) as weights:
