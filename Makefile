@@ -20,8 +20,9 @@ help:
 setup: $(STAMP)
 
 # One shell, so that nothing is half done when a line fails; the stamp comes last. An existing .venv is brought up to date.
-# uv is quicker, where it is; pip has its turn too where uv fails, which does not read pip's settings. pip compiles on one core;
-# files that cannot be compiled, of some packages' tests, are left as they are, as pip leaves them.
+# uv installs in seconds what takes pip minutes; pip brings it where it is not, and has its turn itself where uv fails. uv does not read
+# pip's settings (a mirror, a folder of wheels, a certificate) and is told them. Neither compiles on all cores as compileall does;
+# packages' own tests are left to those who import them.
 $(STAMP): pyproject.toml constraints.txt
 	@set -ef; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
@@ -33,11 +34,20 @@ $(STAMP): pyproject.toml constraints.txt
 	  "$(PYTHON)" -m venv --clear .venv || \
 	    { rm -rf .venv; echo "make: $(PYTHON) cannot create .venv (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
 	fi; \
-	echo "installing the locked dependencies into .venv (a few minutes the first time)"; \
+	echo "installing the locked dependencies into .venv (a minute or two the first time)"; \
 	what="-c constraints.txt -e .[8bit,dev,math,postgres,s3]"; \
-	{ command -v uv >/dev/null 2>&1 && uv pip install -q --compile-bytecode --python $(BIN)/python $$what; } || \
-	  { $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile $$what; \
-	    $(BIN)/python -m compileall -qq -j 0 "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || :; }; \
+	pip="$(BIN)/python -m pip --disable-pip-version-check"; \
+	PATH="$$PATH:$(CURDIR)/$(BIN)"; command -v uv >/dev/null 2>&1 || $$pip install -qq -c constraints.txt uv || :; \
+	eval "$$($$pip config list | LC_ALL=C sort -r | sed -nE \
+	  -e 's/\\n/ /g' -e '/find-links/s/ /,/g' \
+	  -e "s/^(global|:env:)\.index-url=('.*')$$/export UV_DEFAULT_INDEX=\2/p" \
+	  -e "s/^(global|:env:)\.extra-index-url=('.*')$$/export UV_INDEX=\2/p" \
+	  -e "s/^(global|:env:)\.find-links=('.*')$$/export UV_FIND_LINKS=\2/p" \
+	  -e "s/^(global|:env:)\.cert=('.*')$$/export SSL_CERT_FILE=\2/p")"; \
+	uv pip install -q --index-strategy unsafe-best-match --python $(BIN)/python $$what || \
+	  { echo "without uv: some minutes"; $$pip install -qq --no-compile $$what; }; \
+	$(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests/' \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || :; \
 	touch $(STAMP); \
 	echo "ready: $(BIN)/rlvf"
 
