@@ -179,7 +179,7 @@ class TrainConfig(ConfigTree):
         "without problems that are trained on, and as in training where it does not say otherwise; held_out is always "
         "among them",
     )
-    steps: int = Field(200, ge=1, description="updates, counted from the start of the run")
+    steps: int = Field(150, ge=1, description="updates, counted from the start of the run")
     staleness: int = Field(
         1, ge=0, le=64, description="versions that generation may run ahead of training; 0 is strictly on-policy"
     )

@@ -61,17 +61,17 @@ def test_what_is_not_given_is_as_saved(saved: Run) -> None:
 
 
 def test_a_form_that_sends_the_defaults_it_shows_changes_nothing_by_them(saved: Run) -> None:
-    assert FORM["steps"] == 200
+    assert FORM["steps"] == 150
     assert FORM["verifier"] == "auto"
     config, kept = gone_on(saved, FORM)
     assert config == saved.config
     assert [line.partition(" ")[0] for line in kept] == ["evals", "steps", "verifier.name"]
-    assert "steps stays 2, as saved: 200 is the default, which a form sends unasked" in kept
+    assert "steps stays 2, as saved: 150 is the default, which a form sends unasked" in kept
     assert gone_on(saved, {**FORM, "steps": 5})[0] == changed(saved, steps=5)
 
 
 def test_a_command_sends_no_default_unasked(saved: Run) -> None:
-    assert gone_on(saved, {"steps": 200}, form=False) == (changed(saved, steps=200), [])
+    assert gone_on(saved, {"steps": 150}, form=False) == (changed(saved, steps=200), [])
 
 
 @pytest.mark.parametrize("form", [True, False])
