@@ -1,5 +1,6 @@
 """What a command names and is not there, said in one line before anything starts."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,34 @@ def test_a_variable_that_names_an_mlflow_server_is_called_by_its_name(
     line = refused("train")
     assert line.startswith(f"MLFLOW_TRACKING_URI: no MLflow server answers at {NOWHERE} (")
     assert line.endswith("; start it, or unset it to use a file under the home")
+
+
+@pytest.mark.parametrize("where", ["/proc/nope", "/proc/nope/deeper", "{folder}/file/run"])
+def test_a_run_that_cannot_be_made_is_one_line(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr("flows.commands.train.in_workplace", None)
+    (tmp_path / "file").write_text("")
+    run = where.format(folder=tmp_path)
+    takes_none = "/proc takes no folder (No such file or directory)"
+    if "file" in run:
+        takes_none = f"{tmp_path}/file takes no folder (Not a directory)"
+    line = f"run {run}: cannot be written, as {takes_none}; name a place elsewhere"
+    assert refused("train", "--run", run) == line
+    (tmp_path / "shown.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 9)
+    monkeypatch.setattr("flows.commands.on_examples.in_workplace", None)
+    assert refused("sft", "--problems", "shown.jsonl", "--run", run) == line
+
+
+def test_a_scheduler_that_is_not_there_is_one_line_within_seconds(
+    refused: Callable[..., str], home_folder: Path
+) -> None:
+    began = time.monotonic()
+    assert refused("train", "--cluster.scheduler", "tcp://127.0.0.1:1").startswith(
+        "cluster.scheduler = 'tcp://127.0.0.1:1' does not answer (nothing listens there: "
+    )
+    assert time.monotonic() - began < 8  # 2 of them for a port that opens meanwhile
+    assert not (home_folder / "prefect").exists()
 
 
 def test_a_run_without_weights_is_refused_before_anything_starts(
