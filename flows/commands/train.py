@@ -155,10 +155,10 @@ def _in_vain(error: BaseException) -> bool:
 
 
 def _train(run: Run, display: Display) -> "TrainResult":
+    display.say(f"run {run_name(run)}")
     with put_off():
         from flows.train import train  # with torch and prefect: not before the command line is known to be good
 
-    display.say(f"run {run_name(run)}")
     # Prefect keeps the parameters of a flow
     return train(without_secrets(run.config.model_copy(update={"run": run.uri})), run.uri if run.resumed else None)
 

@@ -74,6 +74,13 @@ def check_scheduler(config: ClusterConfig) -> None:
             _again(lambda: connect(where, PACKET_SECONDS).close(), PORT_SECONDS)
 
 
+def begins(config: ClusterConfig) -> str:
+    """What `cluster` takes its time for, for people."""
+    if (address := joined_scheduler(config)) is not None:
+        return f"joining the cluster of {address}"
+    return f"starting the workers {', '.join(workers(config))}"
+
+
 @contextmanager
 def cluster(
     config: ClusterConfig,

@@ -24,8 +24,9 @@ def test_a_mistake_that_only_the_cluster_can_tell_is_one_line_too(lab: Any) -> N
         code, out, err = command.finish()
         until(lambda: not command.alive())
     assert (code, out) == (2, "")
-    assert err.startswith(f"start\nhome {lab.home} ($RLVF_HOME)\nrlvf: {line}")
-    assert err.count("\n") == 3
+    joining = f"joining the cluster of {lab.client.scheduler.address}"
+    assert err.startswith(f"start\nhome {lab.home} ($RLVF_HOME)\n{joining}\nrlvf: {line}")
+    assert err.count("\n") == 4
     assert not lab.run_folder(name).exists()
 
 
