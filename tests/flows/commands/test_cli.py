@@ -148,25 +148,6 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, text=True).stdout.startswith("rlvf ")
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("train --problems data/gsm9k.jsonl", "data/gsm9k.jsonl: no such file; did you mean gsm8k.jsonl?"),
-        ("eval --mix arithmetic,data/gsm9k.jsonl", "data/gsm9k.jsonl: no such file; did you mean gsm8k.jsonl?"),
-        ("train --verifier my_verifer.py:score", "my_verifer.py: no such file; did you mean my_verifier.py?"),
-        ("verify my_verifer.py:score", "my_verifer.py: no such file; did you mean my_verifier.py?"),
-        ("train --algorithm my_verifer.py:Mine", "my_verifer.py: no such file; did you mean my_verifier.py?"),
-    ],
-)
-def test_a_mistyped_file_is_told_the_nearest_of_its_folder(
-    refused: Callable[..., str], tmp_path: Path, words: str, line: str
-) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "gsm8k.jsonl").write_text("")
-    (tmp_path / "my_verifier.py").write_text("")
-    assert refused(*words.split()) == line
-
-
 @pytest.mark.parametrize("given", ["rewards/mine:judge", "rewards.mine:judge", "rewards.mine.judge"])
 def test_a_function_in_pythons_own_notation_is_found_in_its_file(
     refused: Callable[..., str], tmp_path: Path, given: str

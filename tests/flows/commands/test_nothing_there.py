@@ -66,6 +66,27 @@ def test_a_scheduler_that_is_not_there_is_one_line_within_seconds(
     assert not (home_folder / "prefect").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "export {}",
+        "report {}",
+        "graph --run {}",
+        "plan --run {}",
+        "train --resume {}",
+        "sft --resume {}",
+        "train --verifier reward-model:{} --problems shown.jsonl",
+        "eval --policy tiny --verifier reward-model:{} --problems shown.jsonl",
+    ],
+)
+def test_a_mistyped_run_is_told_the_nearest_by_every_command(
+    refused: Callable[..., str], home_folder: Path, words: str
+) -> None:
+    (home_folder / "runs" / "20260101-120000-tiny").mkdir(parents=True)
+    line = refused(*words.format("20260101-120000-tinny").split())
+    assert "; did you mean 20260101-120000-tiny?" in line
+
+
 def test_a_run_without_weights_is_refused_before_anything_starts(
     refused: Callable[..., str], home_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,3 +97,22 @@ def test_a_run_without_weights_is_refused_before_anything_starts(
     assert refused("eval", "--policy", "bare") == (
         f"{run} has published no weights yet: `rlvf train --resume` goes on with it"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("train --problems data/gsm9k.jsonl", "data/gsm9k.jsonl: no such file; did you mean gsm8k.jsonl?"),
+        ("eval --mix arithmetic,data/gsm9k.jsonl", "data/gsm9k.jsonl: no such file; did you mean gsm8k.jsonl?"),
+        ("train --verifier my_verifer.py:score", "my_verifer.py: no such file; did you mean my_verifier.py?"),
+        ("verify my_verifer.py:score", "my_verifer.py: no such file; did you mean my_verifier.py?"),
+        ("train --algorithm my_verifer.py:Mine", "my_verifer.py: no such file; did you mean my_verifier.py?"),
+    ],
+)
+def test_a_mistyped_file_is_told_the_nearest_of_its_folder(
+    refused: Callable[..., str], tmp_path: Path, words: str, line: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "gsm8k.jsonl").write_text("")
+    (tmp_path / "my_verifier.py").write_text("")
+    assert refused(*words.split()) == line
