@@ -154,3 +154,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     if number == signal.SIGHUP:
         leave_terminal()
     raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

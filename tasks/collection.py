@@ -232,10 +232,8 @@ class Collection:
         assert judgement is not None
         everything = concatenate([self._complete(start) for start in sorted(self._judged)])
         used = [int(group) for group in self._teaching(everything).nonzero()[0][: self.config.prompts]]
-        return RolloutBatch.of(
-            everything,
-            judgement,
-            used,
+        return replace(
+            RolloutBatch.of(everything, judgement, used),
             refused=self.refused,
             redrawn=self._redrawn,
             audits=tuple(self._audits),

@@ -47,7 +47,9 @@ class NamedSet:
             found = [problem for table in read_tables(self.config.path) for problem in self._problems(table)]
         except PathError as error:
             words = str(error).replace(self.config.path, given)
-            if near := get_close_matches(given, MADE, n=1):
+            if words.endswith("?"):
+                pass  # a file is near
+            elif near := get_close_matches(given, MADE, n=1):
                 words += f"; did you mean {near[0]}?"
             elif _OF_THE_HUB.fullmatch(given) and tables.file_format(given) == "csv":
                 words += f"; of a data set on the hub name its files, such as 'hf://datasets/{given}/**/train*.parquet'"

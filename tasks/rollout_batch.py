@@ -53,20 +53,8 @@ class RolloutBatch:
     messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G], of all groups: why a completion was not judged
 
     @classmethod
-    def of(
-        cls,
-        everything: Batch,
-        judgement: Judgement,
-        used: Sequence[int],
-        *,
-        refused: int = 0,
-        redrawn: int = 0,
-        audits: tuple[Audited, ...] = (),
-        mixed: bool = False,
-        made: tuple[tuple[Slice, ...], ...] = (),
-        episodes: tuple[tuple[Episode, ...], ...] = (),
-    ) -> Self:
-        """The batch of these groups, out of all that were generated and judged."""
+    def of(cls, everything: Batch, judgement: Judgement, used: Sequence[int]) -> Self:
+        """The batch of these groups, out of all that were generated and judged; what else was seen is added to it."""
         rollouts, rewards = everything.rollouts, everything.rewards
         unknown = np.isnan(rewards)
         passed = by_set(rollouts.problems, judgement.of_programs)
@@ -84,12 +72,6 @@ class RolloutBatch:
                 for name, of_set in by_set(rollouts.problems, rewards).items()
             },
             messages=judgement.messages,
-            refused=refused,
-            redrawn=redrawn,
-            audits=audits,
-            mixed=mixed,
-            made=made,
-            episodes=episodes,
             reasons=dict(Counter(reason for row in everything.reasons for reason in row)),
             tokens=rollouts.generated_tokens,
             truncated=float(1 - rollouts.ended.mean()),

@@ -21,7 +21,7 @@ from typing import TypeVar
 import psutil
 
 from flows.benches.check import Check
-from flows.benches.place import Place
+from flows.benches.place import MarkedHome
 from flows.benches.processes import FORK_SERVER, SPAWNED, marked
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def third(found: Sequence[T], last: bool = False) -> Sequence[T]:
 class Footprint:
     """Reads what a place takes, in a thread."""
 
-    def __init__(self, place: Place, run: Path, warm: float) -> None:
+    def __init__(self, place: MarkedHome, run: Path, warm: float) -> None:
         """`run`: the folder of its run; `warm`: seconds of a process's life that do not count."""
         self._place, self._run, self._warm = place, run, warm
         self._read: dict[str, list[Reading]] = defaultdict(list)

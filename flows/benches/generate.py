@@ -50,7 +50,7 @@ class GenerateFigure:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Trial:
     """What one process measured."""
 
     dtype: str = ""
@@ -86,7 +86,7 @@ def figures(shape: Shape, repeats: int, gb_per_second: float) -> Iterator[tuple[
     """A figure for each engine, and why there is none: the median speed and the largest memory of generations that the
     engines make in turns, each in a process of its own. Raises ValueError where the model cannot be loaded.
     """
-    ended = Turn(why_not="the system ended it, as one without memory does")
+    ended = Trial(why_not="the system ended it, as one without memory does")
     turns = [(engine, apart(measure, engine, shape) or ended) for _ in range(repeats) for engine in ENGINES]
     read = max(turn.weight_bytes for _, turn in turns)
     limit = shape.sequences * gb_per_second * 1e9 / read if read else None
@@ -100,7 +100,7 @@ def figures(shape: Shape, repeats: int, gb_per_second: float) -> Iterator[tuple[
         yield GenerateFigure(shape.name, engine, dtype, speed, max(turn.peak_gb for turn in mine), limit), ""
 
 
-def measure(engine: str, shape: Shape) -> Turn:
+def measure(engine: str, shape: Shape) -> Trial:
     """One generation, after a short one. All completions have T tokens: no end token ends one, in no engine.
 
     On a CPU by one thread, in processor time, and the peak is that of the process beyond what it held before it had the
@@ -124,12 +124,12 @@ def measure(engine: str, shape: Shape) -> Turn:
             seconds = seconds_on(device) - began
     except Exception as error:
         if isinstance(error, NoRoomError) or is_out_of_memory(error):
-            return Turn(kind, why_not="does not fit here")
+            return Trial(kind, why_not="does not fit here")
         if engine == "rlvf":
             raise
-        return Turn(kind, why_not=one_line(error))  # the other engines' limits are their own
+        return Trial(kind, why_not=one_line(error))  # the other engines' limits are their own
     assert made == shape.sequences * shape.tokens, f"{engine} made {made} tokens"
-    return Turn(kind, made / seconds, (peak_bytes(device) - before) / 1e9, weight_bytes(policy.model))
+    return Trial(kind, made / seconds, (peak_bytes(device) - before) / 1e9, weight_bytes(policy.model))
 
 
 def by_sampler(policy: Policy, prompts: Sequence[Sequence[int]], samples: int, tokens: int) -> int:

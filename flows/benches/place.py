@@ -22,7 +22,7 @@ SERVICES = {"worker": "services/worker", "scheduler": "services/scheduler", "mlf
 
 
 @dataclass(frozen=True)
-class Place:
+class MarkedHome:
     """A home where commands are given, all of them marked."""
 
     home: Path
@@ -59,7 +59,7 @@ class Place:
                 raise RuntimeError(f"rlvf {words[0]} ended with {process.returncode}: {err}")
             return out
 
-    def shell(self) -> "Place":
+    def shell(self) -> "MarkedHome":
         """The same in a shell that uses the services of its `rlvf up`."""
         lines = shlex.split(self.rlvf("status", "--shell"))
         settings = dict(line.split("=", 1) for line in lines if line != "export")
@@ -84,8 +84,8 @@ class Place:
 
 
 @contextmanager
-def place(home: Path, before: tuple[str, ...] = (), **env: str) -> Iterator[Place]:
-    where = Place(home, before, env)
+def marked_home(home: Path, before: tuple[str, ...] = (), **env: str) -> Iterator[MarkedHome]:
+    where = MarkedHome(home, before, env)
     try:
         yield where
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed import Client
 
-from flows.benches.place import ANY_PORT, Place, place
+from flows.benches.place import ANY_PORT, MarkedHome, marked_home
 from flows.benches.processes import until
 from infra.cluster.placement import offers
 from infra.runs.metric_log import read_metrics
@@ -45,8 +45,8 @@ def digest(run: Path, steps: int) -> str:
 class Stage:
     """The home where runs are trained, as `check_steps` and `kill_in_call` use it."""
 
-    place: Place
-    shell: Place  # where runs are begun
+    place: MarkedHome
+    shell: MarkedHome  # where runs are begun
     client: Any
     machines: ExitStack
     options: Mapping[str, str]
@@ -106,7 +106,7 @@ class Stage:
 def staged(home: Path, options: Mapping[str, str], steps: int) -> Iterator[Stage]:
     """`rlvf up` and its machines, until the context ends."""
     home.mkdir(parents=True, exist_ok=True)
-    with place(home) as where, ExitStack() as machines:
+    with marked_home(home) as where, ExitStack() as machines:
         where.rlvf("up", "--detach", "--no-with-worker", *ANY_PORT, seconds=PATIENCE)
         with Client(where.up()["scheduler"], security=dask_security(home), set_as_default=False) as client:  # type: ignore[no-untyped-call]
             stage = Stage(where, where.shell(), client, machines, options, steps)

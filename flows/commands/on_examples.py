@@ -15,14 +15,14 @@ from flows.options.reading import add_options, read_config
 from flows.report.summary import finetune_outcome
 from flows.run.display import Display
 from flows.start.finetunes import is_finetune, new_finetune, resumed_finetune, with_made_model
-from flows.start.preflight import check_model, check_tracking
+from flows.start.preflight import check_model, check_place, check_tracking
 from flows.start.runs import without_secrets
 from flows.start.trust import refuse_odd_files, trusted
 from infra.home import runs_uri
 from infra.runs.record import RESULT
 from infra.security.printable import printable
 from infra.storage import place
-from infra.storage.usable import named_storage_errors, probe_storage
+from infra.storage.usable import named_storage_errors
 from tasks.example_set import open_examples
 
 F = TypeVar("F", bound=FinetuneConfig)
@@ -70,8 +70,7 @@ def train_on_examples(
     open_examples(config.problems, config.held_out, plain=isinstance(config, RewardModelConfig))
     if not run.resumed:
         check_tracking(config.tracking)
-        if place.local_path(run.uri) is None:
-            probe_storage(run.uri, answered=True)
+        check_place(run.uri)
 
     def work(display: Display) -> str:
         display.say(f"run {run.name}")

@@ -67,6 +67,8 @@ class OneLineParser(argparse.ArgumentParser):
                 self.error(f"unexpected argument {extras[0]!r}; did you mean --problems {shlex.quote(extras[0])}?")
             if "--config" in self._option_string_actions and extras[0].lower().endswith((".yaml", ".yml")):
                 self.error(f"unexpected argument {extras[0]!r}; did you mean --config {shlex.quote(extras[0])}?")
+            if self._first[:1] == ("policy",):
+                self.error(f"unexpected argument {extras[0]!r}; did you mean --policy {shlex.quote(extras[0])}?")
             self.error(f"unexpected argument {extras[0]!r}; `{self.prog} --help` lists what there is")
         return known, extras
 

@@ -23,6 +23,7 @@ from flows.start.preflight import (
     check_engine_here,
     check_environment_here,
     check_model,
+    check_place,
     check_tracking,
     check_verifiers_here,
 )
@@ -39,8 +40,7 @@ from infra.runs.remains import CheckpointsLostError
 from infra.security.printable import printable
 from infra.storage.fence import LockLostError
 from infra.storage.lock import held
-from infra.storage.place import local_path
-from infra.storage.usable import named_storage_errors, probe_storage
+from infra.storage.usable import named_storage_errors
 from rl.judging import BrokenVerifierError
 from rl.lora_config import OtherBaseError
 from tasks.calls.base import BaseLost
@@ -105,8 +105,7 @@ def _run(given: argparse.Namespace) -> None:
         with named_storage_errors(config.run if config.run and "://" in config.run else runs):
             run = new_run(with_named_reference(with_made_model(config, runs), runs), runs)
         refuse_odd_files(run.uri)  # a folder may be there before its run is
-        if local_path(run.uri) is None:
-            probe_storage(run.uri, answered=True)
+        check_place(run.uri)
         check_tracking(run.config.tracking)  # a resumed run goes on without, and catches up later
     opened = Opened.of(run)
     check_verifiers_here(opened.problems, run.config.cluster)
@@ -156,10 +155,10 @@ def _in_vain(error: BaseException) -> bool:
 
 
 def _train(run: Run, display: Display) -> "TrainResult":
+    display.say(f"run {run_name(run)}")
     with put_off():
         from flows.train import train  # with torch and prefect: not before the command line is known to be good
 
-    display.say(f"run {run_name(run)}")
     # Prefect keeps the parameters of a flow
     return train(without_secrets(run.config.model_copy(update={"run": run.uri})), run.uri if run.resumed else None)
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from flows.run.display import Display
 from flows.run.workplace import IMPORTS, open_workplace
-from infra.cluster.cluster import prepare
+from infra.cluster.cluster import check_scheduler, prepare
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
@@ -25,7 +25,8 @@ def prepare_workplace(cluster: ClusterConfig) -> None:
 
 
 def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Callable[[Display], T]) -> T:
-    """Do the work with a Prefect server and a cluster around it; both start at the same time."""
+    """Do the work with a Prefect server and a cluster around it; both start at the same time. Raises ClusterError."""
+    check_scheduler(cluster)
     # before prefect is imported; the display shows progress, and `main` errors
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR" if os.environ.get("RLVF_TRACEBACK") else "CRITICAL")
     with ExitStack() as stack:

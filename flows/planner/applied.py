@@ -10,14 +10,14 @@ from flows.config import TrainConfig
 from flows.options.plain_yaml import load_yaml
 from flows.options.reading import read_config, to_yaml
 from flows.options.tree import flatten, known_options, nest
-from flows.planner.proposal import Change
+from flows.planner.proposal import Recommendation
 from flows.start.saved import change_config
 from infra import disk
 from infra.runs.checkpoints import CONFIG
 from infra.storage import place
 
 
-def settings(changes: Sequence[Change]) -> dict[str, object]:
+def settings(changes: Sequence[Recommendation]) -> dict[str, object]:
     """Values by dotted path, the last of each."""
     return {path: value for change in changes for path, value in change.options.items()}
 

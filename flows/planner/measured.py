@@ -26,7 +26,7 @@ class NothingMeasuredError(ValueError):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCall:
     """One call on one worker."""
 
     seconds: float  # of its leases, or of one batch, without waits for weights and cores: the mean
@@ -42,7 +42,7 @@ class MeasuredStep:
 
     seconds: float  # wall time: the median, but for the first, which loads, and the last, beside which nothing is begun
     steps: int  # that the spans cover
-    calls: Mapping[str, Mapping[str, Measured]]  # by call and worker
+    calls: Mapping[str, Mapping[str, MeasuredCall]]  # by call and worker
     waiting: Mapping[str, Mapping[str, float]]  # seconds a step that a call waited for weights, by worker
     delayed: Mapping[str, float]  # seconds a step that a call waited for a core, on all workers
     leases: Mapping[str, float]  # a step
@@ -114,7 +114,7 @@ def step_of(
     by_call: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         by_call[span.call].append(span)
-    calls: dict[str, dict[str, Measured]] = defaultdict(dict)
+    calls: dict[str, dict[str, MeasuredCall]] = defaultdict(dict)
     waiting: dict[str, dict[str, float]] = defaultdict(dict)
     delayed: dict[str, float] = defaultdict(float)
     busy: dict[str, float] = defaultdict(float)
@@ -125,7 +125,7 @@ def step_of(
         working = max(mean(map(own_seconds, warm)), mean(span.computing for span in warm) / wants)
         size = _size(warm) or _size(by_call[call]) or 1.0
         timed = tuple(Timed(span.tokens, own_seconds(span)) for span in warm[-NEWEST:])
-        calls[call][worker] = Measured(working, wants, len(each), size, timed)
+        calls[call][worker] = MeasuredCall(working, wants, len(each), size, timed)
         waiting[call][worker] = mean(span.loading for span in warm) * len(each) / steps
         delayed[call] += mean(span.delayed for span in warm) * len(each) / steps
         if call != "publish":  # it runs beside other work
@@ -216,7 +216,7 @@ def costs_of(
     fetching: dict[tuple[str, str], list[float]] = defaultdict(list)
     runs = (*others, step)
     for call in calls:
-        found: dict[str, list[tuple[MeasuredStep, Measured]]] = defaultdict(list)
+        found: dict[str, list[tuple[MeasuredStep, MeasuredCall]]] = defaultdict(list)
         for one in runs:
             for worker, each in one.calls.get(call.name, {}).items():
                 found[worker].append((one, each))
@@ -258,7 +258,7 @@ def costs_of(
     )
 
 
-def _warm(found: Sequence[tuple[MeasuredStep, Measured]]) -> Sequence[tuple[MeasuredStep, Measured]]:
+def _warm(found: Sequence[tuple[MeasuredStep, MeasuredCall]]) -> Sequence[tuple[MeasuredStep, MeasuredCall]]:
     """Those of more than the first call of a worker, if there are any."""
     return [(one, each) for one, each in found if each.count > 1] or found
 

@@ -18,7 +18,7 @@ OTHERS = "other programs"
 
 
 @dataclass(frozen=True)
-class Change:
+class Recommendation:
     """Options to set, and the step with this and all changes before it."""
 
     options: Mapping[str, object]
@@ -33,7 +33,7 @@ class Proposal:
     measured: float | None  # seconds of a step as it was; None where that placement was not run
     present: Plan  # that placement, simulated
     best: Plan
-    changes: tuple[Change, ...]
+    changes: tuple[Recommendation, ...]
     busy: Mapping[str, float]  # share of the step in which each worker, and a machine's cores, are busy now, by name
     then: Mapping[str, float]  # the same of the plan
     lost: float  # share of the step now that it is longer by other programs, simulated
@@ -89,7 +89,7 @@ def propose(
     places = present_places(calls, step) if probed is None else _known(costs, probed)
     present = predicted(replace(costs, memory={}), places, config.staleness)  # it has run, so it fits
     lost = _lost(costs, present)
-    changes: list[Change] = []
+    changes: list[Recommendation] = []
     best = plan(costs, config.staleness, places)
     if best.seconds < present.seconds * (1 - WORTH):
         changes.append(_change(placement(costs, places, best.places), present, best))
@@ -140,7 +140,7 @@ def placement(costs: Costs, before: Places, after: Places) -> dict[str, object]:
     }
 
 
-def _leases(costs: Costs, config: TrainConfig, best: Plan, changes: list[Change]) -> tuple[Costs, Plan, int]:
+def _leases(costs: Costs, config: TrainConfig, best: Plan, changes: list[Recommendation]) -> tuple[Costs, Plan, int]:
     """The costs and the plan with leases of the size that is best for this placement, and that size."""
     found = costs, best, config.batch.lease
     if costs.cut and best.staleness:
@@ -176,8 +176,8 @@ def load_in_words(costs: Costs) -> tuple[str, ...]:
     )
 
 
-def _change(options: Mapping[str, object], before: Plan, after: Plan) -> Change:
-    return Change(options, after.seconds, before.seconds / after.seconds)
+def _change(options: Mapping[str, object], before: Plan, after: Plan) -> Recommendation:
+    return Recommendation(options, after.seconds, before.seconds / after.seconds)
 
 
 def _known(costs: Costs, places: Places) -> Places:

@@ -148,10 +148,11 @@ def _within(url: str) -> str:
 
 
 def _venv(command: str) -> str:
-    """The shell command with the program's path, where it is not on the PATH."""
+    """The shell command with the program's path, where the PATH has none or another one: relative below this folder."""
     words = command.split(" ")
     at = next(index for index, word in enumerate(words) if "=" not in word)
-    beside = Path(sys.executable).parent / words[at]
-    if shutil.which(words[at]) is None and beside.exists():
-        words[at] = shlex.quote(os.path.relpath(beside))
+    beside, found = Path(sys.executable).parent / words[at], shutil.which(words[at])
+    if beside.exists() and (found is None or not beside.samefile(found)):
+        below = beside.is_relative_to(Path.cwd())
+        words[at] = shlex.quote(os.path.relpath(beside) if below else str(beside))
     return " ".join(words)

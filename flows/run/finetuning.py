@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -18,7 +17,7 @@ from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig
 from flows.report.html import REPORT
 from flows.report.summary import finetune_outcome
 from flows.run.bookkeeping import Bookkeeping
-from flows.run.hold import Hold
+from flows.run.hold import Entered, Hold
 from flows.run.recovery import Progress
 from flows.run.step_time import weights_read
 from flows.run.tracker import tracker_of
@@ -56,7 +55,7 @@ class FinetuneResult:
     page: Page
 
 
-class Finetuning:
+class Finetuning(Entered):
     """The state of one run in this process; a context manager that ends its bookkeeping whatever happens."""
 
     def __init__(self, run: Finetune[FinetuneConfig], source: str, workplace: Workplace, progress: Progress) -> None:
@@ -110,11 +109,6 @@ class Finetuning:
             stack.callback(hold.end)
             self._stack = stack.pop_all()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
 
     def begin(self) -> int:
         """Load the run's newest checkpoint on the trainer, or version 0; returns the step that it is of."""

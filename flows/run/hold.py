@@ -40,7 +40,18 @@ class Held(Protocol):
         """Whether it exists."""
 
 
-class Hold:
+class Entered:
+    """A context manager whose `__enter__` has left in `_stack` what is to be ended."""
+
+    _stack: ExitStack
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+
+class Hold(Entered):
     """A context manager; entering it waits for both locks. Raises RunInUseError, ValueError for a new run that another
     process has begun meanwhile, and DispatchStoppedError when the run's calls are stopped while it waits."""
 
@@ -69,11 +80,6 @@ class Hold:
             self._lock.train_in(str(flow_run.id or ""))
             self._stack = stack.pop_all()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
 
     def end(self) -> None:
         """Nothing is waited for any more."""

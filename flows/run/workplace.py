@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.run.display import Display
-from infra.cluster.cluster import cluster
+from infra.cluster.cluster import begins, cluster
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, check_placement, check_sources, offers
@@ -107,6 +107,7 @@ def open_workplace(
         if display is None:
             display = stack.enter_context(Display())
         display.say(home_line())
+        display.say(begins(config))
         client = stack.enter_context(cluster(config, log_dir=home / "logs", preload=IMPORTS))
         check_placement(client, placement)
         check_sources(client)

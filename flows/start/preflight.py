@@ -1,6 +1,7 @@
 """What can be found wrong with a request before anything is started or written."""
 
 import functools
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from infra.runs.checkpoints import is_run, resolve_run
 from infra.runs.tracking import TrackingConfig, tracking_uri
 from infra.security.secrets import masked, without_userinfo
 from infra.services.http import status_of
+from infra.storage.place import local_path
+from infra.storage.usable import PROBE, StorageError, probe_storage
 from rl.config import OURS, TINY, PolicyConfig
 from rl.environments.interface import Interface
 from rl.environments.opened import close
@@ -121,6 +124,24 @@ def check_engine_here(policy: PolicyConfig, cluster: ClusterConfig) -> None:
     cluster generates, the flow asks that: the server is beside each generator."""
     if policy.engine != OURS and joined_scheduler(cluster) is None:
         Server(policy.engine).open()
+
+
+def check_place(uri: str) -> None:
+    """Refuse a new run where nothing can be written, before anything starts; its folder is not made yet. Raises
+    StorageError."""
+    path = local_path(uri)
+    if path is None:
+        probe_storage(uri, answered=True)
+    elif rlvf_home() not in path.parents:  # else it is said of the home
+        try:
+            nearest = next(each for each in (path, *path.parents) if each.exists())
+            with tempfile.TemporaryDirectory(prefix=f".{PROBE}", dir=nearest):
+                pass
+        except OSError as error:
+            where = Path(str(error.filename)).parent
+            raise StorageError(
+                f"run {path}: cannot be written, as {where} takes no folder ({error.strerror}); name a place elsewhere"
+            ) from error
 
 
 def check_tracking(config: TrackingConfig) -> None:

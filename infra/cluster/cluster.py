@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from distributed import Client, Scheduler, Security, SpecCluster
 from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
 from infra.cluster.fork_server import START_METHOD, start_method
 from infra.cluster.machine import cores, detect_device
-from infra.cluster.reach import UnreachableError, parse_address, reach
+from infra.cluster.reach import UnreachableError, connect, parse_address, reach
 from infra.cluster.role import Role, RoleNanny, logs_to, role_options, start_resource_tracker
 from infra.cluster.settings import DASK_SETTINGS, NANNY_SETTINGS
 from infra.home import rlvf_home
@@ -24,6 +24,7 @@ from infra.security.tls import dask_security, temporary_security
 
 LOCALHOST = "127.0.0.1"
 CONNECT_SECONDS = 10.0
+PORT_SECONDS, PACKET_SECONDS = 2.0, 3.0  # before anything starts: for a port to be open, a machine to be there
 
 
 class ClusterError(ValueError):
@@ -64,6 +65,22 @@ def prepare(config: ClusterConfig, preload: Mapping[str, Sequence[str]]) -> None
         start_method(_device(config), _modules(preload))
 
 
+def check_scheduler(config: ClusterConfig) -> None:
+    """Refuse a scheduler that is to be joined, before anything starts, where nothing takes a connection at its address.
+    Whether it is one, and one that is busy, is left to `cluster`. Raises `ClusterError`."""
+    if (address := joined_scheduler(config)) is not None:
+        with _named(config, address):
+            where = parse_address(address, rlvf_home())
+            _again(lambda: connect(where, PACKET_SECONDS).close(), PORT_SECONDS)
+
+
+def begins(config: ClusterConfig) -> str:
+    """What `cluster` takes its time for, for people."""
+    if (address := joined_scheduler(config)) is not None:
+        return f"joining the cluster of {address}"
+    return f"starting the workers {', '.join(workers(config))}"
+
+
 @contextmanager
 def cluster(
     config: ClusterConfig,
@@ -80,10 +97,7 @@ def cluster(
     Raises `ClusterError` when `config.scheduler` has not answered in `patience` seconds.
     """
     if (address := joined_scheduler(config)) is not None:
-        named, leave = "cluster.scheduler", "leave it out"
-        if config.scheduler is None:
-            named, leave = "RLVF_SCHEDULER", "unset it"
-        with _joined(address, f"{named} = {address!r}", leave, patience) as client:
+        with _joined(config, address, patience) as client:
             yield client
         return
     with local_cluster(config, temporary_security(), log_dir=log_dir, preload=preload) as client:
@@ -157,25 +171,40 @@ def _close(one: SpecCluster | Client) -> None:
 
 
 @contextmanager
-def _joined(address: str, named: str, leave: str, patience: float) -> Iterator[Client]:
-    """A client of a running scheduler; `named` is how the user wrote its address, `leave` how to do without."""
+def _joined(config: ClusterConfig, address: str, patience: float) -> Iterator[Client]:
+    """A client of a running scheduler."""
     home = rlvf_home()
-    instead = f"or {leave} to use this machine alone"
-    try:
+    with _named(config, address):
         where = parse_address(address, home)
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                reach(where, home)
-                break
-            except UnreachableError as error:
-                if not error.may_come_back or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.25)
+        _again(lambda: reach(where, home), patience)
         security = dask_security(home) if where.scheme == "tls" else None
         client = Client(  # type: ignore[no-untyped-call]
             str(where), timeout=CONNECT_SECONDS, set_as_default=False, security=security
         )
+    with client:
+        yield client
+
+
+def _again(attempt: Callable[[], object], patience: float) -> None:
+    """Attempt it until it works, or `patience` is over."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            attempt()
+            return
+        except UnreachableError as error:
+            if not error.may_come_back or time.monotonic() > deadline:
+                raise
+        time.sleep(0.25)
+
+
+@contextmanager
+def _named(config: ClusterConfig, address: str) -> Iterator[None]:
+    """Turns what is wrong with a scheduler into `ClusterError`: how its address was given, and how to do without."""
+    named, leave = ("cluster.scheduler", "leave it out") if config.scheduler else ("RLVF_SCHEDULER", "unset it")
+    named, instead = f"{named} = {address!r}", f"or {leave} to use this machine alone"
+    try:
+        yield
     except SecurityError as error:
         raise ClusterError(f"{named}: {error}") from error
     except UnreachableError as error:
@@ -184,8 +213,6 @@ def _joined(address: str, named: str, leave: str, patience: float) -> Iterator[C
         raise ClusterError(
             f"{named} does not answer ({error}); start one with `rlvf up` or `dask scheduler`, {instead}"
         ) from error
-    with client:
-        yield client
 
 
 @contextmanager

@@ -58,19 +58,10 @@ def parse_address(address: str, home: Path) -> SchedulerAddress:
     return SchedulerAddress(scheme, found["host"].strip("[]"), int(found["port"] or PORT))
 
 
-def reach(address: SchedulerAddress, home: Path, seconds: float = SECONDS) -> str:
-    """Connect once and hang up; returns the address of this machine that the connection came from.
-
-    Raises `SecurityError` without a valid certificate for a TLS address, and `UnreachableError`.
-    """
-    context = None
-    if address.scheme == "tls":
-        check_certificates(home)
-        context = dask_security(home).get_connection_args("client")["ssl_context"]  # type: ignore[no-untyped-call]
+def connect(address: SchedulerAddress, seconds: float = SECONDS) -> socket.socket:
+    """A connection to whatever listens at the address. Raises `UnreachableError`."""
     try:
-        with socket.create_connection((address.host, address.port), seconds) as plain:
-            here = str(plain.getsockname()[0])
-            greeting = _greeting(plain, context, seconds)
+        return socket.create_connection((address.host, address.port), seconds)
     except socket.gaierror:
         raise UnreachableError(
             str(address), f"no machine is known as {address.host}; check the name, or give its IP address"
@@ -81,8 +72,26 @@ def reach(address: SchedulerAddress, home: Path, seconds: float = SECONDS) -> st
             why = f"nothing listens there: start one here with `rlvf up`; on another machine: {FOR_OTHERS}"
         raise UnreachableError(str(address), why, may_come_back=True) from None
     except TimeoutError:
-        why = f"no answer in {seconds:g} s; is the address right, the machine awake, and the port open in its firewall?"
-        raise UnreachableError(str(address), why, may_come_back=True) from None
+        raise _silent(address, seconds) from None
+    except OSError as error:
+        raise UnreachableError(str(address), f"{error.strerror or error}", may_come_back=True) from None
+
+
+def reach(address: SchedulerAddress, home: Path, seconds: float = SECONDS) -> str:
+    """Connect once and hang up; returns the address of this machine that the connection came from.
+
+    Raises `SecurityError` without a valid certificate for a TLS address, and `UnreachableError`.
+    """
+    context = None
+    if address.scheme == "tls":
+        check_certificates(home)
+        context = dask_security(home).get_connection_args("client")["ssl_context"]  # type: ignore[no-untyped-call]
+    try:
+        with connect(address, seconds) as plain:
+            here = str(plain.getsockname()[0])
+            greeting = _greeting(plain, context, seconds)
+    except TimeoutError:
+        raise _silent(address, seconds) from None
     except ssl.SSLError as error:
         raise UnreachableError(str(address), _refusal(error, home)) from None
     except ConnectionError:  # a TLS server that got plain text, or a server that is being stopped
@@ -97,6 +106,11 @@ def reach(address: SchedulerAddress, home: Path, seconds: float = SECONDS) -> st
         )
         raise UnreachableError(str(address), why)
     raise UnreachableError(str(address), "hung up at once; is it a Dask scheduler?", may_come_back=True)
+
+
+def _silent(address: SchedulerAddress, seconds: float) -> UnreachableError:
+    why = f"no answer in {seconds:g} s; is the address right, the machine awake, and the port open in its firewall?"
+    return UnreachableError(str(address), why, may_come_back=True)
 
 
 def _greeting(plain: socket.socket, context: ssl.SSLContext | None, seconds: float) -> bytes:

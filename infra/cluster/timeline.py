@@ -5,11 +5,11 @@ A worker measures how long a call took; the moment it came back is by the caller
 """
 
 import json
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -113,12 +113,7 @@ class Measured(Generic[T]):
         )
 
 
-@dataclass
-class _Current(threading.local):
-    loading: Loading = field(default_factory=Loading)
-
-
-_current = _Current()
+_loading = ContextVar[Loading]("_loading")  # of the call that is run
 
 
 def measured(call: bytes) -> Measured[Any]:
@@ -129,7 +124,8 @@ def measured(call: bytes) -> Measured[Any]:
     from infra.cluster.cancellation import leaving_check
 
     function, args = pickle.loads(call)  # type: ignore[no-untyped-call]
-    _current.loading = loading = Loading()
+    loading = Loading()
+    _loading.set(loading)
     began, computed, waited = time.perf_counter(), time.process_time(), _without_core()
     result = function(*args)
     worker = get_worker()
@@ -154,12 +150,14 @@ def _without_core() -> float:
 
 
 @contextmanager
-def waiting_for_weights() -> Iterator[Loading]:
-    """Count the time inside as waiting for weights, of the call that this thread runs."""
-    loading, began = _current.loading, time.perf_counter()
+def waiting_for_weights(take_fetched: Callable[[], Fetched]) -> Iterator[None]:
+    """Count the time inside as waiting for weights, and as fetched what `take_fetched` gives at its end, of the call
+    that is run."""
+    loading, began = _loading.get(Loading()), time.perf_counter()
     computed, waited = time.process_time(), _without_core()
     try:
-        yield loading
+        yield
+        loading.fetched.add(take_fetched())
     finally:
         loading.seconds += time.perf_counter() - began
         loading.computing += time.process_time() - computed

@@ -24,7 +24,7 @@ from infra.services.supervisor import Program, Service, ServiceError, boot_name
 from infra.sqlite import report_corruption
 
 PORT = 4200
-SAY_SECONDS = 10.0
+SAY_SECONDS = 2.0
 START_SECONDS = 300.0  # that a server of ours gets while its process lives
 REMEDY = "remove it; Prefect's page forgets the runs until now, and no run is lost by that"
 

@@ -2,8 +2,12 @@
 
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from glob import has_magic
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -115,12 +119,23 @@ def _match(fs: Any, path: str, pattern: str) -> list[str]:
         matches = fs.glob(path, detail=True)
         files = sorted(name for name, info in matches.items() if info["type"] == "file")
         if not files:
-            found = "matches only folders" if matches else "no such file, and no file matches it as a pattern"
-            raise PathError(f"{pattern}: {found}") from None
+            if matches:
+                raise PathError(f"{pattern}: matches only folders") from None
+            beyond = ", and no file matches it as a pattern" if has_magic(path) else ""
+            near = _near(Path(path)) if "file" in fs.protocol else ""
+            raise PathError(f"{pattern}: no such file{beyond}{near}") from None
         return files
     if kind == "directory":
         raise PathError(f"{pattern}: is a folder; name its files, such as {pattern.rstrip('/')}/*.csv")
     return [path]
+
+
+def _near(path: Path) -> str:
+    """The end of a message about a file that is not there: the nearest name in its folder; empty where none is near."""
+    with suppress(OSError), os.scandir(path.parent) as there:
+        if near := get_close_matches(path.name, [each.name for each in there if each.is_file()], n=1, cutoff=0.75):
+            return f"; did you mean {near[0]}?"
+    return ""
 
 
 def _decode(content: bytes, name: str) -> str:

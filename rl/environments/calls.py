@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from rl.environments.turn import Action, Call, Unread
+from rl.environments.turn import Action, ToolCall, Unread
 
 Syntax = Literal["hermes", "llama3_json", "plain"]
 FORMS: dict[Syntax, str] = {  # as a policy is told, whose tokenizer may know ASCII alone
@@ -80,7 +80,7 @@ def _said(text: str, syntax: Syntax) -> str | None:
             return None
 
 
-def _tagged(text: str) -> Iterator[Call]:
+def _tagged(text: str) -> Iterator[ToolCall]:
     at = text.find(OPEN)
     for number in range(MOST_CALLS + 1):
         if at < 0:
@@ -94,7 +94,7 @@ def _tagged(text: str) -> Iterator[Call]:
         at = text.find(OPEN, end)
 
 
-def _objects(text: str) -> Iterator[Call]:
+def _objects(text: str) -> Iterator[ToolCall]:
     text = _BEFORE.sub("", text, count=1)
     at = _past_blanks(text, 0)
     for number in range(MOST_CALLS + 1):
@@ -110,7 +110,7 @@ def _objects(text: str) -> Iterator[Call]:
         at = _past_blanks(text, end, ";")
 
 
-def _lines(text: str, tools: Mapping[str, Sequence[str]]) -> Iterator[Call]:
+def _lines(text: str, tools: Mapping[str, Sequence[str]]) -> Iterator[ToolCall]:
     number = 0
     for line in text.splitlines():
         line = line.strip()
@@ -122,7 +122,7 @@ def _lines(text: str, tools: Mapping[str, Sequence[str]]) -> Iterator[Call]:
                 raise _UnreadableError(f"there is no tool {name[0]}, but {', '.join(tools) or 'none'}")
             continue  # words
         _few(number)
-        yield _shallow(Call(name[0], _arguments(line, name.end() + 1, name[0], tools[name[0]])))
+        yield _shallow(ToolCall(name[0], _arguments(line, name.end() + 1, name[0], tools[name[0]])))
         number += 1
 
 
@@ -154,7 +154,7 @@ def _arguments(line: str, at: int, name: str, parameters: Sequence[str]) -> dict
     return found
 
 
-def _call(given: Any, key: str) -> Call:
+def _call(given: Any, key: str) -> ToolCall:
     if not isinstance(given, dict):
         raise _UnreadableError("a call is no JSON object")
     if not isinstance(name := given.get("name"), str) or not name:
@@ -164,10 +164,10 @@ def _call(given: Any, key: str) -> Call:
     arguments = given.get(key, {})
     if not isinstance(arguments, dict):
         raise _UnreadableError(f"{key} of {name[:100]} are no JSON object")
-    return _shallow(Call(name, arguments))
+    return _shallow(ToolCall(name, arguments))
 
 
-def _shallow(call: Call) -> Call:
+def _shallow(call: ToolCall) -> ToolCall:
     """The call, whose arguments whoever handles them can follow to their ends."""
     level: list[Any] = [call.arguments]
     for _ in range(MOST_LEVELS):

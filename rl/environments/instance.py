@@ -12,7 +12,7 @@ from typing import Any
 
 from rl.environments.interface import ContractError, Interface
 from rl.environments.schema import UnfitError, fitted
-from rl.environments.turn import Action, Call, Turn, Unread
+from rl.environments.turn import Action, ToolCall, Turn, Unread
 from rl.verifiers.isolation.child import verdict
 from rl.verifiers.parts import MAX_REWARD
 
@@ -71,7 +71,7 @@ class Instance:
     def _over(self) -> bool:
         return bool(getattr(self._of, "over", False))
 
-    def _called(self, call: Call) -> tuple[list[Turn], int]:
+    def _called(self, call: ToolCall) -> tuple[list[Turn], int]:
         if call.name not in self._tools:
             return [Turn(f"error: no tool {_quoted(call.name)}; there are {', '.join(self._tools) or 'none'}")], 1
         try:

@@ -23,7 +23,7 @@ class EnvironmentSpecError(ValueError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """What a class says of itself, by numbers in its body."""
 
     turns: int = 8  # of the policy's, in an episode
@@ -31,8 +31,8 @@ class Limits:
     memory: int = 512  # MB that an episode holds, with all that it starts
 
 
-LARGEST = Limits(turns=1000, seconds=3600.0, memory=65536)
-LEAST = Limits(turns=1, seconds=0.01, memory=64)
+LARGEST = EpisodeLimits(turns=1000, seconds=3600.0, memory=65536)
+LEAST = EpisodeLimits(turns=1, seconds=0.01, memory=64)
 
 
 class EnvironmentSpec(EnvironmentConfig):
@@ -68,7 +68,7 @@ class EnvironmentSpec(EnvironmentConfig):
         return self.name.capitalize() if self.built_in else split_name(self.name)[1]
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EpisodeLimits:
         """Raises EnvironmentSpecError."""
         return limits_of(self.text, self.file, self.class_name)
 
@@ -88,7 +88,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 @cache  # asked at every turn, and by threads at once, of which Python 3.11 parses files one at a time (gh-106905)
-def limits_of(text: str, file: str, name: str) -> Limits:
+def limits_of(text: str, file: str, name: str) -> EpisodeLimits:
     """The limits of a class; nothing of the file is run. Raises EnvironmentSpecError."""
     try:
         tree = ast.parse(text, filename=file)
@@ -101,8 +101,11 @@ def limits_of(text: str, file: str, name: str) -> Limits:
         there = f"it has {', '.join(classes)}" if classes else "it has none"
         raise EnvironmentSpecError(f"environment {file}: no class {name!r} at its top level; {there}")
     written = dict(_written(name, classes, []))
-    made = {**asdict(Limits()), **{limit: _number(f"{file}: {name}", limit, written[limit]) for limit in written}}
-    return Limits(**made)
+    made = {
+        **asdict(EpisodeLimits()),
+        **{limit: _number(f"{file}: {name}", limit, written[limit]) for limit in written},
+    }
+    return EpisodeLimits(**made)
 
 
 def _written(name: str, classes: dict[str, ast.ClassDef], above: list[str]) -> Iterator[tuple[str, ast.expr]]:
@@ -118,7 +121,7 @@ def _written(name: str, classes: dict[str, ast.ClassDef], above: list[str]) -> I
                 pairs = list(_pairs(target, value))
             case _:
                 continue
-        yield from ((target.id, value) for target, value in pairs if target.id in asdict(Limits()))
+        yield from ((target.id, value) for target, value in pairs if target.id in asdict(EpisodeLimits()))
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Name, ast.expr]]:
@@ -131,7 +134,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Name, ast.ex
 
 
 def _number(where: str, limit: str, value: ast.expr) -> float:
-    least, most, usual = (getattr(each, limit) for each in (LEAST, LARGEST, Limits()))
+    least, most, usual = (getattr(each, limit) for each in (LEAST, LARGEST, EpisodeLimits()))
     try:
         number = ast.literal_eval(value)
     except ValueError:

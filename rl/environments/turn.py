@@ -20,7 +20,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A tool's call, as it was read in a turn of the policy's."""
 
     name: str
@@ -34,7 +34,7 @@ class Unread:
     why: str
 
 
-Action = str | tuple[Call, ...] | Unread  # a turn of the policy's: its text where it calls no tool
+Action = str | tuple[ToolCall, ...] | Unread  # a turn of the policy's: its text where it calls no tool
 
 
 def as_json(action: Action) -> str:
@@ -50,7 +50,7 @@ def of_json(text: str) -> Action:
     read = json.loads(text)
     if isinstance(read, dict):
         return Unread(read["unread"])
-    return read if isinstance(read, str) else tuple(Call(**call) for call in read)
+    return read if isinstance(read, str) else tuple(ToolCall(**call) for call in read)
 
 
 def is_action(text: str) -> bool:
@@ -61,5 +61,5 @@ def is_action(text: str) -> bool:
         return False
 
 
-def _calls(calls: tuple[Call, ...]) -> list[dict[str, Any]]:
+def _calls(calls: tuple[ToolCall, ...]) -> list[dict[str, Any]]:
     return [asdict(call) for call in calls]

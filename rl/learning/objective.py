@@ -38,7 +38,7 @@ def interpolation(rollouts: Rollouts, step: int, progress: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class Objective:
+class PolicyObjective:
     """What an optimizer step needs to know of its tokens: tensors [P, G, T] of a batch, or [N] of a forward pass."""
 
     algorithm: Algorithm
@@ -72,7 +72,7 @@ class Objective:
 class PassObjective:
     """The objective of a forward pass, as a loss of the log-probs of its N tokens by parts."""
 
-    def __init__(self, of: Objective, completion: Tensor, scale: float) -> None:
+    def __init__(self, of: PolicyObjective, completion: Tensor, scale: float) -> None:
         """``completion``: [N] which completion each token is of."""
         self._of, self._completion, self._scale = of, completion, scale
         self._sequence_log_ratio: Tensor | None = None  # [N]

@@ -16,7 +16,7 @@ from rl.algorithms.algorithm import Algorithm, Floats
 from rl.kl_config import KlConfig
 from rl.learning import corrections
 from rl.learning.logprobs import completion_logprobs, token_scores
-from rl.learning.objective import Objective, interpolation
+from rl.learning.objective import PolicyObjective, interpolation
 from rl.learning.optimized import OptimizerStep
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation
@@ -110,7 +110,7 @@ class Update:
         kept[among] = self._algorithm.token_mask(log_ratio[among], self._advantage.numpy()[among])
         return torch.from_numpy(kept)
 
-    def objective(self, part: Sequence[int], progress: float) -> Objective:
+    def objective(self, part: Sequence[int], progress: float) -> PolicyObjective:
         """That of an optimizer step on these groups, after ``progress`` of those of the batch."""
         rollouts, config = self.batch.rollouts, self.config
         weight = torch.zeros(self.batch.rewards.shape)
@@ -121,7 +121,7 @@ class Update:
         elif config.proximal == "recomputed" and self._proximal is None:
             alpha = torch.ones_like(self._advantage)  # the policy is still the proximal one
         reference = self.batch.reference_logprobs
-        return Objective(
+        return PolicyObjective(
             algorithm=self._algorithm,
             advantage=self._advantage,
             weight=weight[..., None].expand_as(self._advantage),
@@ -137,7 +137,7 @@ class Update:
             entropy=config.entropy,
         )
 
-    def backward(self, objective: Objective, part: Sequence[int], scale: float) -> tuple[dict[str, float], str]:
+    def backward(self, objective: PolicyObjective, part: Sequence[int], scale: float) -> tuple[dict[str, float], str]:
         """Add ``scale`` times the loss's gradient to the parameters'. Returns the loss and each metric, as sums over
         tokens, and what is to be said of memory."""
 

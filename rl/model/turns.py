@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rl.environments.calls import FORMS, Syntax, action_of
-from rl.environments.turn import Action, Call
+from rl.environments.turn import Action, ToolCall
 from rl.model.controls import MARK, Controls
 from rl.model.prompting import turn_end
 
@@ -152,7 +152,7 @@ def _syntax(tokenizer: PreTrainedTokenizerBase, end: int) -> Syntax:
     in_json = written[written.find("{") :].partition(str(tokenizer.convert_ids_to_tokens(end)))[0]
     said: tuple[tuple[Syntax, str], ...] = (("hermes", written), ("llama3_json", in_json))
     for syntax, written in said:
-        if action_of(written, syntax, {}) == (Call(**_CALL),):
+        if action_of(written, syntax, {}) == (ToolCall(**_CALL),):
             return syntax
     forms = ", ".join(FORMS[syntax] for syntax, _ in said)
     raise TurnsError(f"the model's chat template writes calls in a form that is not read; those that are: {forms}")

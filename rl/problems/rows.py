@@ -19,6 +19,7 @@ from rl.records import Problem
 # names of columns that are looked for where none is given; the first wins
 PROMPTS = ("natural_language", "question", "problem", "prompt")
 TARGETS = ("python_expression", "answer", "target", "solution")
+UNUSUAL = ("natural_language", "python_expression")  # the last that a message names
 P = TypeVar("P", bound=Problem)
 T = TypeVar("T")
 HELD_OUT = 200  # distinct prompts, where no number is given and there are enough
@@ -133,9 +134,9 @@ def column(table: Table, named: str | None, known: tuple[str, ...], option: str)
         )
     if named is not None and named.partition(".")[0] in table.header:
         return named  # of each row it is seen whether there is such a value
-    wanted = named or known[0]
+    wanted, *further = [named] if named else sorted(known, key=UNUSUAL.__contains__)
     near = [each for name in ([named] if named else known) for each in get_close_matches(name, table.header, 1, 0.75)]
-    others = "" if named or len(known) == 1 else f" (nor {', '.join(known[1:])})"
+    others = f" (nor {', '.join(further)})" if further else ""
     remedy = f"; is it {option} {shlex.quote(near[0])}?" if near else f"; name yours: {option} NAME"
     raise ProblemError(f"{place}: no column {wanted!r}{others} among {short(table.header)}{remedy}")
 

@@ -19,7 +19,7 @@ from rl.model.policy import Policy
 from rl.sampling.decoding import StopStrings
 from rl.sampling.kept import Kept
 from rl.sampling.rows import Rows
-from rl.sampling.scheduling import Draw, Schedule
+from rl.sampling.scheduling import Draw, Scheduler
 from rl.sampling.slots import Slots
 from rl.sampling.strides import STRIDE, Strides
 
@@ -56,7 +56,7 @@ class Engine:
         self.temperature = temperature
         self.ends = torch.tensor(ends, dtype=torch.int64, device=policy.device)
         self.stops = StopStrings(policy, stop) if stop else None
-        self.schedule = Schedule()
+        self.schedule = Scheduler()
         self._rows: Rows | None = None
         self._strides: Strides | None = None  # of those rows
         self._over: list[Draw] = []

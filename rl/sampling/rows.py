@@ -16,7 +16,7 @@ from rl.sampling.cache import SlotCache, move, run
 from rl.sampling.decoding import StopStrings, chosen, scaled_logits
 from rl.sampling.kept import Kept, KeptPrompt
 from rl.sampling.prefill import Prefill, prefilled
-from rl.sampling.scheduling import Draw, Move, Schedule
+from rl.sampling.scheduling import Draw, Move, Scheduler
 from rl.sampling.slots import Slots
 
 
@@ -43,7 +43,7 @@ class Rows:
 
     # -- a step
 
-    def decode(self, policy: Policy, schedule: Schedule) -> Tensor:
+    def decode(self, policy: Policy, schedule: Scheduler) -> Tensor:
         """[B, hidden] behind the last token of each row."""
         B, cache = len(self.counts), self.cache  # noqa: N806
         if self._grid is None:
@@ -139,7 +139,7 @@ class Rows:
         for row, kept in zip(rows, self._kept(rows, self.counts), strict=True):
             draws[row].tokens, draws[row].logprobs = kept
 
-    def keep(self, schedule: Schedule, over: Sequence[int]) -> None:
+    def keep(self, schedule: Scheduler, over: Sequence[int]) -> None:
         """Keep keys and values of those that have reached an end, where all of them are by the weights as they are."""
         if self.kept is None:
             return

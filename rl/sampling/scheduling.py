@@ -69,7 +69,7 @@ class PromptSlot(NamedTuple):
     weights: int
 
 
-class Schedule:
+class Scheduler:
     """At most `most_rows` sequences of `longest_own` tokens at once, behind at most `most_places` prompts of
     `longest_prompt`."""
 

@@ -25,7 +25,7 @@ from rl.sampling.rows import Rows
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
-from rl.sampling.scheduling import Schedule
+from rl.sampling.scheduling import Scheduler
 from rl.sampling.slots import Slots
 
 STRIDE = 8  # tokens of a row between two looks
@@ -118,7 +118,7 @@ class Strides:
         """The weights are others, perhaps elsewhere."""
         self._programs.clear()
 
-    def draw(self, schedule: Schedule, most: int = STRIDE) -> tuple[list[int], list[bool]]:
+    def draw(self, schedule: Scheduler, most: int = STRIDE) -> tuple[list[int], list[bool]]:
         """Draw up to `most` tokens of each row that is not over by then. Counts of all rows by then, and which of them
         have reached an end token: for `Rows.settle`."""
         rows, draws = self._rows, schedule.rows
@@ -135,7 +135,7 @@ class Strides:
         counts, ended = torch.stack([rows.drawn, self._ended.long()])[:, : len(draws)].tolist()
         return counts, [bool(one) for one in ended]
 
-    def _program(self, schedule: Schedule, steps: int) -> Program:
+    def _program(self, schedule: Scheduler, steps: int) -> Program:
         rows, draws = self._rows, schedule.rows
         positions = max(rows.counts) + steps
         room = self._own

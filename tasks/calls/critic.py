@@ -123,7 +123,7 @@ class Valuer:
             return _Resident(model, Scoring(model), version)
 
         with ExitStack() as stack:
-            with waiting_for_weights() as waiting:
+            with waiting_for_weights(mirror.take_fetched):
                 kept = stack.enter_context(held("values", weights.key(version), load, again=True))
                 if kept.version != version:
                     try:
@@ -133,5 +133,4 @@ class Valuer:
                         drop("values")  # the weights may be a mixture of two versions
                         raise
                     kept.version = version
-                waiting.fetched.add(mirror.take_fetched())
             yield kept

@@ -179,7 +179,7 @@ class Generator:
             return Sampler(policy, Slots(policy), first, Kept())
 
         with ExitStack() as stack:
-            with waiting_for_weights() as waiting:
+            with waiting_for_weights(mirror.take_fetched):
                 key = weights.key(first)
                 sampler = stack.enter_context(held("sampler", key, load, again=True))
                 passed = swaps is not None and swaps.passed(sampler, first)
@@ -188,7 +188,6 @@ class Generator:
                     stack.close()
                     drop("sampler")
                     sampler = stack.enter_context(held("sampler", key, load, again=True))
-                waiting.fetched.add(mirror.take_fetched())
             sampler.session = None if self.inflight is None else self.inflight.session
             yield sampler, swaps
 

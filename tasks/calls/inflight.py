@@ -121,10 +121,9 @@ class Swaps:
         with self.mirror.now(newest) as found:
             if found is None:
                 return None
-            with waiting_for_weights() as waiting:
+            with waiting_for_weights(self.mirror.take_fetched):
                 if newest.digest == sampler.version.digest:
                     sampler.version = newest
                 elif not sampler.load(found, newest):
                     return None
-                waiting.fetched.add(self.mirror.take_fetched())
         return newest.step

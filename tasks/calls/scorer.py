@@ -55,9 +55,9 @@ class Scorer:
             NoRoomError: one sequence does not fit into the device's memory.
         """
         check = cancellation_check()
+        mirror = self.weights.copy(version)  # let go of after loading: what is frozen needs no differences
         with ExitStack() as stack:
-            with waiting_for_weights() as waiting:
-                mirror = self.weights.copy(version)  # let go of after loading: what is frozen needs no differences
+            with waiting_for_weights(mirror.take_fetched):
 
                 def load() -> "Scoring":
                     from rl.learning.scoring import Scoring
@@ -66,7 +66,6 @@ class Scorer:
 
                 key = self.weights.key(version), version.id
                 scoring = stack.enter_context(held(self.role, key, load, again=True))
-                waiting.fetched.add(mirror.take_fetched())
             found = scoring.logprobs(rollouts, self.temperature, between_passes=check)
         if not np.isfinite(found).all():
             raise BrokenPolicyError(

@@ -71,7 +71,7 @@ def generate_served(
     mirror = weights.mirror(version)
     name = f"{OURS}{version.digest}"
     with _turn(weights.policy.engine, check):
-        with waiting_for_weights() as waiting:
+        with waiting_for_weights(mirror.take_fetched):
 
             def begin() -> Served:
                 """A server whose log-probs are the policy's."""
@@ -96,7 +96,6 @@ def generate_served(
             if not served.has(name):
                 with mirror.at(version, check) as found:
                     served.hand_over(restored(found), name)
-            waiting.fetched.add(mirror.take_fetched())
         held = served.server.weights()
         rollouts = sample_served(
             served.policy,

@@ -10,10 +10,10 @@ from itertools import islice
 from rl.environments.episode import Episode
 from rl.environments.sessions import Sessions
 from rl.environments.spec import EnvironmentSpec
-from rl.environments.turn import Call
+from rl.environments.turn import ToolCall
 from rl.problems.played.calculator import stream
 
-ACTION = (Call("calculate", {"expression": "3 + 4"}),)
+ACTION = (ToolCall("calculate", {"expression": "3 + 4"}),)
 
 
 def main(episodes: int, turns: int) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from infra.runs.rollouts import read_rollouts, write_rollouts
 from rl.environments.episode import Episode, Outcome
-from rl.environments.turn import Call
+from rl.environments.turn import ToolCall
 from rl.judging import Judgement
 from rl.records import Batch, Problem, Rollouts
 from tasks.rollout_batch import RolloutBatch, episode_figures, runs, swapped, turns_of
@@ -53,7 +53,9 @@ def test_rewards_of_turns_are_means_over_the_episodes_that_have_them() -> None:
     def played(*rewards: float) -> Episode:
         episode = Episode("k", Problem("", "", "t:0", played=True), "s", Outcome())
         for reward in rewards:
-            episode = episode.after((Call("f", {}), Call("g", {})), Outcome(("a", "b"), reward, refused=1, seconds=0.5))
+            episode = episode.after(
+                (ToolCall("f", {}), ToolCall("g", {})), Outcome(("a", "b"), reward, refused=1, seconds=0.5)
+            )
         return episode
 
     of_one_turn = Episode("k", Problem("", "", "t:1")).saying("so")
@@ -75,7 +77,7 @@ def test_rewards_of_turns_are_means_over_the_episodes_that_have_them() -> None:
 
 
 def test_a_conversation_is_what_was_said_and_observed() -> None:
-    episode = Episode("k", Problem("", "", "t:0")).saying("f()").after((Call("f", {}),), Outcome(("a", "b")))
+    episode = Episode("k", Problem("", "", "t:0")).saying("f()").after((ToolCall("f", {}),), Outcome(("a", "b")))
     episode = episode.saying("so").after("so", Outcome(("c",))).saying("and th")
     assert [(of["role"], of["content"]) for of in episode.messages] == [
         ("assistant", "f()"), ("tool", "a"), ("tool", "b"), ("assistant", "so"), ("user", "c"), ("assistant", "and th"),

@@ -8,7 +8,7 @@ import pytest
 from rl.environments import opened
 from rl.environments.interface import Interface
 from rl.environments.spec import EnvironmentSpec
-from rl.environments.turn import Call, as_json, of_json
+from rl.environments.turn import ToolCall, as_json, of_json
 from rl.model.policy import Policy
 from rl.records import Problem
 from rl.sampling.conversation import Conversation
@@ -133,7 +133,7 @@ def test_calls_are_read_and_unreadable_ones_are_answered(policy: Policy) -> None
     turns = [*map(drawn, texts), drawn("guess(1)", ended=False)]
     actions, of_one_turn = conversation.actions(turns * 2, [0] * 8, both)
     assert of_one_turn == ("",) * 4
-    assert of_json(actions[0]) == (Call("guess", {"number": 32}),)
+    assert of_json(actions[0]) == (ToolCall("guess", {"number": 32}),)
     assert "stands in place" in actions[1] or "no JSON" in actions[1]
     assert actions[2:] == (as_json("so be it"), "")
 

@@ -28,7 +28,7 @@ NETWORK = (2, 10, 16)  # families: AF_INET, AF_INET6, AF_NETLINK
 STREAM, IN_ORDER, TYPE = 1, 5, 0xF  # SOCK_STREAM, SOCK_SEQPACKET; the rest of a type are flags
 
 Instruction = tuple[int, int, int, int]  # code, how many to skip if true, if not, operand
-Call = tuple[int, list[Instruction]]  # its number, and what follows for it, which ends in a return
+Syscall = tuple[int, list[Instruction]]  # its number, and what follows for it, which ends in a return
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -81,7 +81,7 @@ def _filter(at: int, network: bool, asks: bool) -> list[Instruction]:
     ]
 
 
-def _everywhere(at: int, mode: Instruction) -> list[Call]:
+def _everywhere(at: int, mode: Instruction) -> list[Syscall]:
     """The calls that are refused in every sandbox; ``mode`` is the verdict on a change of rights that is not."""
     refused = _failed(errno.EPERM)
     calls = [(call[at], [refused]) for call in syscalls.REFUSED.values()]
@@ -100,7 +100,7 @@ def _everywhere(at: int, mode: Instruction) -> list[Call]:
     return calls
 
 
-def _ungoverned(at: int) -> list[Call]:
+def _ungoverned(at: int) -> list[Syscall]:
     """What Landlock does not govern, but for the mode of a file."""
     refused, unsupported = _failed(errno.EPERM), _failed(errno.EOPNOTSUPP)
     calls = [(syscalls.ASKED["utimensat"][at], [ASK])]
@@ -120,7 +120,7 @@ def _ungoverned(at: int) -> list[Call]:
     return calls
 
 
-def _sockets(at: int, network: bool) -> list[Call]:
+def _sockets(at: int, network: bool) -> list[Syscall]:
     denied = _failed(errno.EACCES)
     kinds = [one for kind in (STREAM, IN_ORDER) for one in _when(kind, [ALLOW])]
     on_network = ALLOW if network else _failed(errno.ENETUNREACH)

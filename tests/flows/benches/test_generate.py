@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flows.benches import generate
-from flows.benches.generate import ENGINES, GenerateFigure, Turn, policy_of, prompts_of, weight_bytes
+from flows.benches.generate import ENGINES, GenerateFigure, Trial, policy_of, prompts_of, weight_bytes
 from flows.benches.shapes import SHAPES, of_policy
 from flows.cli import main
 from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name, save_policy
@@ -93,7 +93,7 @@ def test_what_another_engine_cannot_do_is_said(
         raise NotImplementedError("no pages\non this device")
 
     monkeypatch.setattr(generate, "by_generate_batch", fails)
-    assert generate.measure("generate_batch", FEW) == Turn(DTYPE, why_not="no pages on this device")
+    assert generate.measure("generate_batch", FEW) == Trial(DTYPE, why_not="no pages on this device")
     monkeypatch.setattr(generate, "by_sampler", fails)
     with pytest.raises(NotImplementedError):
         generate.measure("rlvf", FEW)
@@ -113,10 +113,10 @@ def test_a_figure_is_the_median_of_the_turns_and_none_where_one_failed(monkeypat
     speeds = {"rlvf": iter([5.0, 1.0, 2.0]), "generate": iter([1.0, 1.0, 1.0]), "generate_batch": iter([3.0, 3.0])}
     order = []
 
-    def turn(_: object, engine: str, __: object) -> Turn | None:
+    def turn(_: object, engine: str, __: object) -> Trial | None:
         order.append(engine)
         speed = next(speeds[engine], None)
-        return None if speed is None else Turn(DTYPE, speed, speed / 10, 1_000_000_000)
+        return None if speed is None else Trial(DTYPE, speed, speed / 10, 1_000_000_000)
 
     monkeypatch.setattr(generate, "apart", turn)
     found = list(generate.figures(FEW, 3, gb_per_second=20.0))

@@ -9,7 +9,7 @@ import pytest
 
 from flows.benches import footprint
 from flows.benches.footprint import Footprint, Reading, kind_of
-from flows.benches.place import Place
+from flows.benches.place import MarkedHome
 from flows.benches.soak import AWAY, FAULTS, Soaked, planned
 from flows.cli import main
 
@@ -66,7 +66,7 @@ def test_a_process_is_known_by_its_command_and_by_what_has_started_it() -> None:
 
 def found_of(tmp_path: Path, taken: list[float], kept: list[int], home: list[int]) -> dict[str, bool]:
     """Which checks are passed of a process that took so many MB, one reading after the other."""
-    of = Footprint(Place(tmp_path), tmp_path, 0.0)
+    of = Footprint(MarkedHome(tmp_path), tmp_path, 0.0)
     of._read["one"] = [Reading(7, at, int(mb * 1e6)) for at, mb in enumerate(taken)]
     of._disk = {"weights and checkpoints": kept, "the home": home}
     return {check.name: check.passed for check in of.checks(10)}
@@ -89,7 +89,7 @@ def test_what_a_process_takes_is_read_and_its_files(tmp_path: Path, monkeypatch:
     for name, count in (("weights", 300), ("state", 200), ("rollouts", 50)):
         (run / name).mkdir(parents=True)
         (run / name / "file").write_bytes(bytes(count))
-    place = Place(tmp_path)
+    place = MarkedHome(tmp_path)
     with place.started("status", "--home", "nowhere", log=tmp_path / "log") as process:
         monkeypatch.setattr(footprint, "EVERY", 0.02)
         of = Footprint(place, run, warm=0.0)
@@ -141,5 +141,5 @@ def test_a_reading_that_fails_is_no_silence(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(footprint, "EVERY", 0.001)
     monkeypatch.setattr(footprint, "marked", fail)
-    with pytest.raises(LookupError, match="unreadable"), Footprint(Place(tmp_path), tmp_path, 0.0).watching():
+    with pytest.raises(LookupError, match="unreadable"), Footprint(MarkedHome(tmp_path), tmp_path, 0.0).watching():
         time.sleep(0.1)

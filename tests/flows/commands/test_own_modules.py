@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.benches.place import ANY_PORT, Place, place
+from flows.benches.place import ANY_PORT, MarkedHome, marked_home
 from tests.processes import MARK, started, until
 
 RLVF = Path(sys.executable).parent / "rlvf"
@@ -43,7 +43,7 @@ def environment(home: Path, mark: str, **more: str) -> dict[str, str]:
     return {**kept, "RLVF_HOME": str(home), MARK: mark, **more}
 
 
-def rlvf(trap: Path, where: Place, *words: str, **more: str) -> str:
+def rlvf(trap: Path, where: MarkedHome, *words: str, **more: str) -> str:
     """What the command says, once it has ended well."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(RLVF, *words, cwd=trap, env=environment(where.home, where.mark, **more), **pipes) as process:
@@ -65,7 +65,7 @@ def test_a_run_its_evaluation_and_verifiers_take_no_module_of_the_directory(
     reward = {"verifier": "my_reward.py:reward", "problems": str(lab.problems)}
     options = lab.options(run="trapped", steps="1", cluster__scheduler=None, cluster__threads="1", **reward)
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    with place(lab.fresh_home(tmp_path / "home")) as where:
+    with marked_home(lab.fresh_home(tmp_path / "home")) as where:
         rlvf(trap, where, "train", *words, **lab.access)
         assert taken(trap) == ""
         rlvf(trap, where, "eval", "--policy", "trapped", "--cluster.threads", "1", **lab.access)
@@ -84,7 +84,7 @@ def test_a_run_its_evaluation_and_verifiers_take_no_module_of_the_directory(
 
 @pytest.mark.slow
 def test_what_stays_in_the_background_takes_no_module_of_the_directory(lab: Any, trap: Path, tmp_path: Path) -> None:
-    with place(lab.fresh_home(tmp_path / "home")) as where:
+    with marked_home(lab.fresh_home(tmp_path / "home")) as where:
         rlvf(trap, where, "up", "--detach", *ANY_PORT)  # with workers on this machine
         assert taken(trap) == ""
         joining = (RLVF, "worker", where.up()["scheduler"], "--name", "second", "--roles", "generator")

@@ -1,7 +1,9 @@
 """`rlvf train`: what it says when it is stopped."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,3 +70,11 @@ def test_a_run_whose_verifier_fails_says_how_to_go_on_once_it_is_mended(
         "rlvf: stopped; when the verifier works again, go on with: rlvf train --resume mine",
         "rlvf: no completion of step 2 could be judged: my_reward.py:8: KeyError: 'sum'",
     ]
+
+
+def test_a_run_is_named_before_torch_is_imported_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setitem(sys.modules, "flows.train", None)
+    with pytest.raises(ImportError):
+        train._train(Run("s3://bucket/mine", TrainConfig(), resumed=False), SimpleNamespace(say=said.append))  # type: ignore[arg-type]
+    assert said == ["run s3://bucket/mine"]

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.benches.place import ANY_PORT, Place, place
+from flows.benches.place import ANY_PORT, MarkedHome, marked_home
 from flows.commands.deployments import Registration
 from flows.commands.up import _detach
 from infra.cluster.reach import parse_address
@@ -65,17 +65,17 @@ def bucket(endpoint: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def up(lab: Any, endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def up(lab: Any, endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MarkedHome]:
     """`rlvf up --detach` on free ports, on S3, with secrets in its environment."""
     home = lab.fresh_home(tmp_path_factory.mktemp("up") / "home")
-    with place(home, **PLANTED, PREFECT_API_AUTH_STRING=PLANTED["PREFECT_SERVER_API_AUTH_STRING"]) as where:
+    with marked_home(home, **PLANTED, PREFECT_API_AUTH_STRING=PLANTED["PREFECT_SERVER_API_AUTH_STRING"]) as where:
         kept = ("--storage", "s3://there/rlvf", "--storage-endpoint", endpoint)
         said = where.rlvf("up", "--no-with-worker", "--detach", *ANY_PORT, *kept)
         assert "stop it with: rlvf down" in said
         yield where
 
 
-def test_status_tells_where_everything_is_and_that_it_answers(up: Place) -> None:
+def test_status_tells_where_everything_is_and_that_it_answers(up: MarkedHome) -> None:
     status = up.status()
     assert status["answers"] == dict.fromkeys(("prefect", "mlflow", "scheduler", "storage"), True)
     assert status["storage"] == "s3://there/rlvf"
@@ -86,7 +86,7 @@ def test_status_tells_where_everything_is_and_that_it_answers(up: Place) -> None
 
 
 def test_of_two_that_come_up_at_once_the_second_has_what_it_asked_for(
-    up: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    up: MarkedHome, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"RLVF_HOME": str(up.home), MARK: up.mark, **up.env}.items():
         monkeypatch.setenv(name, value)
@@ -99,15 +99,15 @@ def test_of_two_that_come_up_at_once_the_second_has_what_it_asked_for(
     assert f"{KEY}=" not in logged + err
 
 
-def test_whoever_knows_the_scheduler_learns_the_rest(up: Place, tmp_path: Path) -> None:
+def test_whoever_knows_the_scheduler_learns_the_rest(up: MarkedHome, tmp_path: Path) -> None:
     assert up.up()["scheduler"].startswith("tls://127.0.0.1:")  # another user of this machine reaches it
-    with Place(tmp_path).started("status", "--scheduler", up.up()["scheduler"]) as stranger:
+    with MarkedHome(tmp_path).started("status", "--scheduler", up.up()["scheduler"]) as stranger:
         said, _ = stranger.communicate(timeout=90)
         assert up.up()["storage"] not in said
         assert "certificate" in said
     issue(up.home, "other").write(tmp_path / "other.bundle")
     install_bundle(tmp_path / "other.bundle", tmp_path)
-    status = Place(tmp_path).status("--scheduler", up.up()["scheduler"])
+    status = MarkedHome(tmp_path).status("--scheduler", up.up()["scheduler"])
     assert status["prefect"] == up.up()["prefect"]
     assert status["mlflow"] == up.up()["mlflow"]
     assert status["storage"] == "s3://there/rlvf"
@@ -115,7 +115,7 @@ def test_whoever_knows_the_scheduler_learns_the_rest(up: Place, tmp_path: Path) 
 
 
 def test_the_artifacts_of_mlflow_lie_on_the_storage(
-    up: Place, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    up: MarkedHome, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
 
@@ -130,7 +130,7 @@ def test_the_artifacts_of_mlflow_lie_on_the_storage(
     assert [key for key in stored if key.startswith("rlvf/mlartifacts/") and key.endswith("/note.txt")]
 
 
-def test_a_page_of_a_stranger_is_refused_on_every_port(up: Place) -> None:
+def test_a_page_of_a_stranger_is_refused_on_every_port(up: MarkedHome) -> None:
     known = up.up()
     auths = {
         "prefect": PLANTED["PREFECT_SERVER_API_AUTH_STRING"],
@@ -151,7 +151,7 @@ def test_a_page_of_a_stranger_is_refused_on_every_port(up: Place) -> None:
     assert status(pages["dashboard"], Authorization=f"Basic {basic(auths['dashboard'])}") == 200
 
 
-def test_the_links_that_are_printed_open_the_pages(up: Place) -> None:
+def test_the_links_that_are_printed_open_the_pages(up: MarkedHome) -> None:
     printed = [line.split() for line in up.rlvf("status").splitlines() if "key=" in line]
     assert [name for name, _ in printed] == ["prefect", "mlflow", "dashboard"]
     for _, url in printed:
@@ -165,7 +165,7 @@ def test_the_links_that_are_printed_open_the_pages(up: Place) -> None:
         assert status(at, Accept="text/html") == 401  # another browser
 
 
-def test_a_second_up_says_that_it_is_up_already(up: Place) -> None:
+def test_a_second_up_says_that_it_is_up_already(up: MarkedHome) -> None:
     before = set(up.alive())
     said = up.rlvf("up")
     assert "it is up already" in said
@@ -173,7 +173,7 @@ def test_a_second_up_says_that_it_is_up_already(up: Place) -> None:
     until(lambda: set(up.alive()) <= before)
 
 
-def test_secrets_of_the_environment_are_written_nowhere(up: Place) -> None:
+def test_secrets_of_the_environment_are_written_nowhere(up: MarkedHome) -> None:
     secrets = ("planted-aws", "planted-prefect")
     shown = [" ".join(words) for words in of_each(up.alive(), psutil.Process.cmdline)]
     shown += [
@@ -187,7 +187,7 @@ def test_secrets_of_the_environment_are_written_nowhere(up: Place) -> None:
         assert not [path for path in files if secret.encode() in path.read_bytes()]
 
 
-def test_deployments_that_are_there_are_left_as_they_are(up: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deployments_that_are_there_are_left_as_they_are(up: MarkedHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", PLANTED["PREFECT_SERVER_API_AUTH_STRING"])
     monkeypatch.setattr("subprocess.Popen", None)  # nothing is started to register them
     registration = Registration(up.home)
@@ -208,7 +208,7 @@ def can_listen(url: str) -> bool:
     return True
 
 
-def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Place) -> None:
+def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: MarkedHome) -> None:
     before = up.up()
     names = ("mlflow", "scheduler", "worker", "prefect")
     killed = {name: up.service(name) for name in names}
@@ -247,7 +247,7 @@ def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Pla
         assert api.ask(f"deployments/name/{name}")["work_pool_name"] == "rlvf"
 
 
-def test_an_up_that_is_killed_takes_its_services_along_and_down_cleans_up(up: Place) -> None:
+def test_an_up_that_is_killed_takes_its_services_along_and_down_cleans_up(up: MarkedHome) -> None:
     known = up.up()
     os.kill(known["pid"], signal.SIGKILL)
     orphan = up.supervisor("scheduler")
@@ -262,7 +262,7 @@ def test_an_up_that_is_killed_takes_its_services_along_and_down_cleans_up(up: Pl
     assert (status["prefect"], status["scheduler"]) == (None, None)
 
 
-def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> None:
+def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: MarkedHome) -> None:
     class Mlflow(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -271,7 +271,7 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mlflow) as mlflow, place(up.home) as again:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mlflow) as mlflow, marked_home(up.home) as again:
         threading.Thread(target=mlflow.serve_forever, daemon=True).start()
         found = {
             **lab.access,

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from flows.benches.place import Place, place
+from flows.benches.place import MarkedHome, marked_home
 from infra.security.identity import certs_folder
 from infra.services.passwords import kept_password
 from tests.other_users import intrude, visit
@@ -83,10 +83,10 @@ def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path
         pytest.skip("needs root and network namespaces, for an address that other machines could reach")
     home = lab.fresh_home(tmp_path / "home")
     before = {path: path.stat().st_size for path in (home / "mlflow.db", home / "prefect" / "prefect.db")}
-    with postgresql() as databases, place(home, ALONE, **databases) as first, ExitStack() as stack:
+    with postgresql() as databases, marked_home(home, ALONE, **databases) as first, ExitStack() as stack:
         first.rlvf("up", "--detach", "--host", "10.9.0.1")
         inside = ("nsenter", f"--net=/proc/{first.up()['pid']}/ns/net")
-        there = Place(home, inside, mark=first.mark)
+        there = MarkedHome(home, inside, mark=first.mark)
         known = first.up()
         assert known["scheduler"].startswith("tls://10.9.0.1:")
         assert all(there.status()["answers"].values())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.benches.place import ANY_PORT, Place, place
+from flows.benches.place import ANY_PORT, MarkedHome, marked_home
 from infra.cluster.reach import parse_address
 from infra.services.passwords import auth_of
 from infra.services.prefect_api import PrefectApi
@@ -24,16 +24,16 @@ from tests.processes import until
 
 
 @pytest.fixture(scope="module")
-def working(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def working(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MarkedHome]:
     """`rlvf up --detach` on a machine that works, too."""
-    with place(lab.fresh_home(tmp_path_factory.mktemp("working") / "home")) as where:
+    with marked_home(lab.fresh_home(tmp_path_factory.mktemp("working") / "home")) as where:
         where.rlvf("up", "--detach", *ANY_PORT)
         yield where
         where.rlvf("down")
         until(lambda: not where.alive(), 90)
 
 
-def watched(place: Place, deployment: str, **parameters: Any) -> subprocess.CompletedProcess[str]:
+def watched(place: MarkedHome, deployment: str, **parameters: Any) -> subprocess.CompletedProcess[str]:
     """Run a deployment as a person does who waits for its end."""
     given = [word for name, value in parameters.items() for word in ("--param", f"{name}={json.dumps(value)}")]
     run = ["prefect", "deployment", "run", deployment, *given, "--watch"]
@@ -44,7 +44,7 @@ def watched(place: Place, deployment: str, **parameters: Any) -> subprocess.Comp
 
 
 @pytest.mark.slow
-def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) -> None:
+def test_this_machine_works_too_and_a_run_that_fails_says_why(working: MarkedHome) -> None:
     workers = working.status()["workers"]
     assert {role for worker in workers for role in worker["roles"]} == {"generator", "verifier", "trainer"}
     assert working.home.stat().st_mode & 0o777 == 0o700
@@ -64,7 +64,7 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_prefect_as_it_was_saved(lab: Any, working: Place) -> None:
+def test_a_run_goes_on_from_prefect_as_it_was_saved(lab: Any, working: MarkedHome) -> None:
     (working.home / "my_reward.py").write_text(
         "def reward(problem, completion):\n    return float(len(completion) % 2)\n"
     )
@@ -112,7 +112,7 @@ def test_a_run_goes_on_from_prefect_as_it_was_saved(lab: Any, working: Place) ->
 
 
 @pytest.mark.slow
-def test_another_user_of_this_machine_is_refused_on_every_port(working: Place, tmp_path: Path) -> None:
+def test_another_user_of_this_machine_is_refused_on_every_port(working: MarkedHome, tmp_path: Path) -> None:
     known = working.up()
     pages = {urllib.parse.urlsplit(known[name]).port for name in ("prefect", "mlflow", "dashboard")}
     ports = listening(working.alive())
@@ -125,7 +125,7 @@ def test_another_user_of_this_machine_is_refused_on_every_port(working: Place, t
 
 
 @pytest.mark.slow
-def test_a_run_of_a_deployment_goes_on_by_itself_when_the_scheduler_was_killed(lab: Any, working: Place) -> None:
+def test_a_run_of_a_deployment_goes_on_by_itself_when_the_scheduler_was_killed(lab: Any, working: MarkedHome) -> None:
     api = PrefectApi(working.up()["prefect"], auth_of(working.home, "prefect"))
     config = {
         "run": "mine",

@@ -1,9 +1,13 @@
 """What is said of a run or an evaluation at its end."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from flows.report.result import held_out_figures
-from flows.report.summary import evaluation_outcome
+from flows.report.summary import _venv, evaluation_outcome
 from rl.records import Problem
 from tasks.evaluate import Evaluation
 
@@ -31,3 +35,22 @@ def test_the_figures_of_a_result_are_of_all_held_out_problems_and_of_each_set() 
     assert held_out_figures(None, last)["sets"]["a"]["reward_before"] is None
     none = held_out_figures(None, None)
     assert (none["held_out"], none["reward_after"], none["sets"]) == (0, None, {})
+
+
+def test_a_command_is_named_so_that_it_can_be_typed_where_the_person_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = tmp_path / "project" / ".venv" / "bin" / "rlvf", tmp_path / "other" / "rlvf"
+    for each in (own, other):
+        each.parent.mkdir(parents=True)
+        each.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(own.with_name("python")))
+    monkeypatch.setenv("PATH", str(other.parent / "nothing"))
+    monkeypatch.chdir(tmp_path / "project")
+    assert _venv("A=1 rlvf up") == "A=1 .venv/bin/rlvf up"
+    monkeypatch.chdir(other.parent)
+    assert _venv("rlvf up") == f"{own} up"  # and no ../project/.venv/bin/rlvf
+    monkeypatch.setenv("PATH", str(other.parent))
+    assert _venv("rlvf up") == f"{own} up"
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert _venv("rlvf up") == "rlvf up"

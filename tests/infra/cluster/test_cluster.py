@@ -4,8 +4,10 @@ import gc
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 from distributed import Client, Security, SpecCluster, get_worker
 
 from infra.cluster import cluster as module
-from infra.cluster.cluster import ClusterError, cluster, local_cluster, workers
+from infra.cluster.cluster import ClusterError, check_scheduler, cluster, local_cluster, workers
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.machine import cores
 from infra.cluster.placement import PlacementConfig, check_placement, offers, workers_with
@@ -120,6 +122,15 @@ def test_a_scheduler_that_does_not_answer_is_named() -> None:
         cluster(ClusterConfig(scheduler="tcp://127.0.0.1:9"), patience=0.5),
     ):
         pass
+
+
+def test_a_scheduler_whose_port_opens_meanwhile_is_not_refused() -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        opens = threading.Timer(0.6, one.listen)
+        opens.start()
+        check_scheduler(ClusterConfig(scheduler=f"tcp://127.0.0.1:{one.getsockname()[1]}"))
+        opens.join()
 
 
 def test_a_busy_cluster_ends_within_seconds_and_leaves_nothing(tmp_path: Path) -> None:

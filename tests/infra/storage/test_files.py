@@ -105,7 +105,8 @@ def test_memory_is_read_like_a_disk() -> None:
     ("pattern", "says"),
     [
         ("none.csv", "no such file"),
-        ("*.parquet", "no such file"),
+        ("*.parquet", "no such file, and no file matches it as a pattern"),
+        ("a.cvs", "no such file; did you mean a.csv?"),
         ("nowhere/*.csv", "no such file"),
         ("a.csv/b.csv", "no such file"),
         ("deeper", "is a folder; name its files, such as"),

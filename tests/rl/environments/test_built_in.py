@@ -15,7 +15,7 @@ from rl.environments.episode import Episode, Outcome
 from rl.environments.interface import interface_of
 from rl.environments.opened import opened
 from rl.environments.spec import EnvironmentSpec
-from rl.environments.turn import Action, Call
+from rl.environments.turn import Action, ToolCall
 from rl.problems.played import calculator, guess, hanoi, sqlite
 from rl.records import Problem, Verdict
 
@@ -29,8 +29,8 @@ def class_of(name: str) -> type:
     return found
 
 
-def call(name: str, /, **arguments: Any) -> tuple[Call, ...]:
-    return (Call(name, arguments),)
+def call(name: str, /, **arguments: Any) -> tuple[ToolCall, ...]:
+    return (ToolCall(name, arguments),)
 
 
 def play(name: str, problem: Problem, actions: Iterator[Action]) -> tuple[Episode, Verdict]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.environments.calls import FORMS, MOST_CALLS, MOST_CHARACTERS, Syntax, action_of, explained
-from rl.environments.turn import Call, Unread, as_json, of_json
+from rl.environments.turn import ToolCall, Unread, as_json, of_json
 
 TOOLS = {"guess": ["number"], "say": ["a", "b"], "stop": []}
 SYNTAXES: list[Syntax] = ["hermes", "llama3_json", "plain"]
@@ -45,15 +45,15 @@ def written(syntax: Syntax, calls: list[tuple[str, dict[str, Any]]]) -> str:
 @given(calls=CALLS)
 def test_calls_are_read_as_they_were_meant(syntax: Syntax, calls: list[tuple[str, dict[str, Any]]]) -> None:
     tools = {name: list(given) for name, given in calls}
-    assert action_of(written(syntax, calls), syntax, tools) == tuple(Call(name, given) for name, given in calls)
+    assert action_of(written(syntax, calls), syntax, tools) == tuple(ToolCall(name, given) for name, given in calls)
 
 
 def test_arguments_may_be_given_by_position_in_the_plain_form() -> None:
-    assert action_of("guess(32)", "plain", TOOLS) == (Call("guess", {"number": 32}),)
+    assert action_of("guess(32)", "plain", TOOLS) == (ToolCall("guess", {"number": 32}),)
     assert action_of('say( "x, (y)" ,b = [1, {"k": null}] )', "plain", TOOLS) == (
-        Call("say", {"a": "x, (y)", "b": [1, {"k": None}]}),
+        ToolCall("say", {"a": "x, (y)", "b": [1, {"k": None}]}),
     )
-    assert action_of(" stop()\n", "plain", TOOLS) == (Call("stop", {}),)
+    assert action_of(" stop()\n", "plain", TOOLS) == (ToolCall("stop", {}),)
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
@@ -84,14 +84,14 @@ def test_what_was_thought_calls_nothing(syntax: Syntax, thought: str) -> None:
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_a_call_behind_a_thought_counts(syntax: Syntax) -> None:
     call = written(syntax, [("guess", {"number": 1})])
-    assert action_of(f"<think>\nguess(2)\n</think>\n\n{call}", syntax, TOOLS) == (Call("guess", {"number": 1}),)
+    assert action_of(f"<think>\nguess(2)\n</think>\n\n{call}", syntax, TOOLS) == (ToolCall("guess", {"number": 1}),)
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 @pytest.mark.parametrize("words", ["</think>", "<think>", "<think>so</think>"])
 def test_a_call_may_be_about_thoughts(syntax: Syntax, words: str) -> None:
     if syntax != "plain":
-        assert action_of(written(syntax, [("say", {"a": words})]), syntax, TOOLS) == (Call("say", {"a": words}),)
+        assert action_of(written(syntax, [("say", {"a": words})]), syntax, TOOLS) == (ToolCall("say", {"a": words}),)
 
 
 def call_of_depth(levels: int) -> str:
@@ -172,7 +172,7 @@ OTHERS = ["<|python_tag|>", "\ud800", "é"]
 @given(text=st.lists(st.sampled_from([*PIECES, *OTHERS])).map("".join))
 def test_nothing_raises(syntax: Syntax, text: str) -> None:
     found = action_of(text, syntax, TOOLS)
-    assert found == text or isinstance(found, Unread) or all(isinstance(call, Call) for call in found)
+    assert found == text or isinstance(found, Unread) or all(isinstance(call, ToolCall) for call in found)
 
 
 HOSTILE = {

@@ -12,25 +12,25 @@ from rl.environments.in_process import HARMLESS, InProcess, plays_in_process
 from rl.environments.opened import close, opened
 from rl.environments.sessions import Sessions
 from rl.environments.spec import EnvironmentSpec
-from rl.environments.turn import Action, Call, Unread
+from rl.environments.turn import Action, ToolCall, Unread
 from rl.problems.made import stream_of
 
 IN_PROCESS = sorted(HARMLESS)
 ACTIONS: dict[str, list[Action]] = {
     "calculator": [
-        (Call("calculate", {"expression": "3 + 4 * 2"}),),
-        (Call("calculate", {"expression": "3 +"}), Call("calculate", {"expression": "9 ** 9 ** 9"})),
-        (Call("calculate", {"expression": 3}), Call("add", {"a": 1})),
+        (ToolCall("calculate", {"expression": "3 + 4 * 2"}),),
+        (ToolCall("calculate", {"expression": "3 +"}), ToolCall("calculate", {"expression": "9 ** 9 ** 9"})),
+        (ToolCall("calculate", {"expression": 3}), ToolCall("add", {"a": 1})),
         Unread("nothing that is read"),
-        (Call("answer", {"number": float("1e300")}), Call("calculate", {"expression": "1"})),
+        (ToolCall("answer", {"number": float("1e300")}), ToolCall("calculate", {"expression": "1"})),
         "the answer is 3",
     ],
     "guess": [
-        (Call("guess", {"number": 32}),),
-        (Call("guess", {"number": 0}), Call("guess", {"number": 64})),
-        (Call("guess", {"number": "3"}),),
-        (Call("guess", {}),),
-        tuple(Call("guess", {"number": number}) for number in range(1, 20)),
+        (ToolCall("guess", {"number": 32}),),
+        (ToolCall("guess", {"number": 0}), ToolCall("guess", {"number": 64})),
+        (ToolCall("guess", {"number": "3"}),),
+        (ToolCall("guess", {}),),
+        tuple(ToolCall("guess", {"number": number}) for number in range(1, 20)),
     ],
     "hanoi": ["a c", "a b", "b c", "c to a", "nothing", "", "a a", Unread("x")],
 }
@@ -87,7 +87,7 @@ def test_arguments_that_are_nested_too_deeply_are_the_policys_fault(both: tuple[
     episode = Episode("deep", problem)
     episode = episode.opened(here.open([episode])[0])
     tool = here.interface.tools[0]["function"]["name"]
-    (outcome,) = here.act([episode], [(Call(tool, {"number": deep}),)])
+    (outcome,) = here.act([episode], [(ToolCall(tool, {"number": deep}),)])
     assert outcome.refused == 1
     assert not outcome.error
 

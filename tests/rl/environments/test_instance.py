@@ -7,7 +7,7 @@ import pytest
 
 from rl.environments.instance import MAX_CALLS, MAX_TEXT, Instance, seed
 from rl.environments.interface import ContractError, interface_of
-from rl.environments.turn import Action, Call, Turn, Unread, as_json, of_json
+from rl.environments.turn import Action, ToolCall, Turn, Unread, as_json, of_json
 
 
 class Shop:
@@ -66,8 +66,8 @@ def made(cls: type = Shop) -> Instance:
     return instance
 
 
-def call(name: str, /, **arguments: Any) -> Call:
-    return Call(name, arguments)
+def call(name: str, /, **arguments: Any) -> ToolCall:
+    return ToolCall(name, arguments)
 
 
 def test_each_call_has_an_observation_and_what_the_policy_did_wrong_is_one() -> None:

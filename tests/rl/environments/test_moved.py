@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rl.environments.instance import MAX_CALLS, MAX_TEXT
-from rl.environments.turn import Call
+from rl.environments.turn import ToolCall
 from tests.rl.environments.playing import acted, begun, said, sessions_of
 
 COUNT = """
@@ -50,7 +50,7 @@ def test_an_episode_is_its_actions_whatever_is_lost_in_between() -> None:
 
 def test_the_largest_answer_is_read() -> None:
     sessions = sessions_of(WIDE, "Wide")
-    (episode,) = acted(sessions, begun(sessions, ["one"]), tuple(Call("much", {}) for _ in range(MAX_CALLS)))
+    (episode,) = acted(sessions, begun(sessions, ["one"]), tuple(ToolCall("much", {}) for _ in range(MAX_CALLS)))
     assert episode.last is not None
     assert [len(one) > MAX_TEXT for one in episode.last.observations] == [True] * MAX_CALLS
     sessions.end()

@@ -9,7 +9,7 @@ import pytest
 from rl.config import ENVIRONMENTS
 from rl.environments.instance import MAX_CALLS, MAX_TEXT
 from rl.environments.sessions import ROOM
-from rl.environments.spec import Limits
+from rl.environments.spec import EpisodeLimits
 from rl.records import Problem
 from rl.verifiers.built_in.functions import check
 from rl.verifiers.isolation.watched import FORK_BYTES, PROCESSES
@@ -31,7 +31,7 @@ def test_the_class_of_the_page_is_played_as_it_says(
 
 
 def test_its_figures_are_those_of_the_code() -> None:
-    limits = Limits()
+    limits = EpisodeLimits()
     said = re.sub(r"\s+", " ", PAGE)
     assert f"`turns` ({limits.turns}), `seconds` ({limits.seconds:g}), `memory` ({limits.memory} MB)" in said
     assert f"A turn may make {MAX_CALLS} calls" in said

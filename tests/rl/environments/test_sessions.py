@@ -16,7 +16,7 @@ from rl.environments.episode import Episode, Outcome
 from rl.environments.opened import opened
 from rl.environments.sessions import Sessions
 from rl.environments.spec import EnvironmentSpec
-from rl.environments.turn import Call, Unread
+from rl.environments.turn import ToolCall, Unread
 from rl.records import Problem, Verdict
 from rl.verifiers.isolation.process import LoadError
 from tests.rl.environments.playing import acted, begun, said, sessions_of
@@ -250,7 +250,7 @@ def test_arguments_nested_too_deeply_are_an_observation() -> None:
     nested: list[object] = []
     for _ in range(100_000):
         nested = [nested]
-    (outcome,) = sessions.act([episode], [(Call("f", {"a": nested}),)])
+    (outcome,) = sessions.act([episode], [(ToolCall("f", {"a": nested}),)])
     assert outcome == Outcome(("error: the arguments are nested too deeply",), refused=1)
     sessions.end()
 

@@ -6,21 +6,21 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rl.config import ENVIRONMENTS
-from rl.environments.spec import EnvironmentSpec, EnvironmentSpecError, Limits, limits_of, split_name
+from rl.environments.spec import EnvironmentSpec, EnvironmentSpecError, EpisodeLimits, limits_of, split_name
 
 
-def limits(body: str, around: str = "") -> Limits:
+def limits(body: str, around: str = "") -> EpisodeLimits:
     return limits_of(f"{around}\nclass Guess:\n    {body}\n", "guess.py", "Guess")
 
 
 def test_limits_are_numbers_in_the_class_and_nothing_is_run() -> None:
-    assert limits("pass", "raise SystemExit") == Limits(8, 5.0, 512)
-    assert limits("turns, seconds = 20, 2") == Limits(20, 2.0, 512)
-    assert limits("memory: int = 2048\n    turns = 3\n    turns = 4") == Limits(4, 5.0, 2048)
-    assert limits("turns = other = 5") == Limits(5)
+    assert limits("pass", "raise SystemExit") == EpisodeLimits(8, 5.0, 512)
+    assert limits("turns, seconds = 20, 2") == EpisodeLimits(20, 2.0, 512)
+    assert limits("memory: int = 2048\n    turns = 3\n    turns = 4") == EpisodeLimits(4, 5.0, 2048)
+    assert limits("turns = other = 5") == EpisodeLimits(5)
     above = "class Base:\n    turns, memory = 3, 100\nclass Guess(Base):\n    turns = 4\n"
-    assert limits_of(above, "guess.py", "Guess") == Limits(4, 5.0, 100)
-    assert limits_of("class Guess(Guess):\n    turns = 4\n", "guess.py", "Guess") == Limits(4)
+    assert limits_of(above, "guess.py", "Guess") == EpisodeLimits(4, 5.0, 100)
+    assert limits_of("class Guess(Guess):\n    turns = 4\n", "guess.py", "Guess") == EpisodeLimits(4)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_a_built_in_one_has_its_text_class_and_limits(name: str) -> None:
     spec = EnvironmentSpec(name=name)
     assert spec.built_in
     assert f"class {spec.class_name}:" in spec.text
-    assert spec.limits.memory < Limits().memory
+    assert spec.limits.memory < EpisodeLimits().memory
     assert spec == EnvironmentSpec(name=name, text="other")
     assert len({spec, EnvironmentSpec(name=name)}) == 1
     mine = EnvironmentSpec(name="my/guess.py:Guess", text="class Guess: ...")
-    assert (mine.file, mine.class_name, mine.built_in, mine.limits) == ("guess.py", "Guess", False, Limits())
+    assert (mine.file, mine.class_name, mine.built_in, mine.limits) == ("guess.py", "Guess", False, EpisodeLimits())
 
 
 def test_a_file_is_read_once_however_often_its_limits_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rl.algorithm_config import AlgorithmSpec
 from rl.learning import corrections
 from rl.learning.corrections import KEPT, SQUARES, WEIGHTS, completion_means, near, truncated, within
-from rl.learning.objective import Objective, PassObjective
+from rl.learning.objective import PassObjective, PolicyObjective
 from rl.records import Batch
 
 Drawn = Callable[..., Batch]
@@ -85,7 +85,7 @@ def test_without_a_correction_there_are_no_figures_of_one() -> None:
 def of_tokens(spec: AlgorithmSpec, tokens: list[tuple[float, float, float]]) -> tuple[Tensor, Tensor, dict[str, float]]:
     """Loss, its gradient with respect to log pi, and the sums, of completions of three tokens each."""
     pi, gap, advantage = torch.tensor(tokens, dtype=torch.float64).T
-    objective = Objective(
+    objective = PolicyObjective(
         algorithm=spec.algorithm,
         advantage=advantage,
         weight=torch.linspace(0.1, 1, len(tokens), dtype=torch.float64),

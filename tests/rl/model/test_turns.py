@@ -7,7 +7,7 @@ from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerBase
 
 from rl.environments.calls import Syntax
-from rl.environments.turn import Call, Unread
+from rl.environments.turn import ToolCall, Unread
 from rl.model.controls import MARK
 from rl.model.prompting import prompt_tokens, turn_end
 from rl.model.tiny import build_tokenizer
@@ -218,7 +218,7 @@ def test_a_turn_is_read_from_its_tokens(built: dict[str, Built]) -> None:
     tokens = tokenizer(call, add_special_tokens=False)["input_ids"]
     found = turns(tokenizer)
     for drawn in (tokens, [*tokens, found.end]):
-        assert found.action(drawn, TOOLS) == (Call("guess", {"number": 32}),)
+        assert found.action(drawn, TOOLS) == (ToolCall("guess", {"number": 32}),)
     assert found.action([*tokens, found.end], {}) == call  # a game without tools takes the text
     assert found.action([found.end], TOOLS) == ""
     assert found.action([], TOOLS) == ""
@@ -230,7 +230,7 @@ def test_however_a_turn_was_drawn_it_is_read_and_stays() -> None:
     tokenizer = FAMILIES["gemma3"]()
     drawn = tokenizer.convert_tokens_to_ids(list("guess(32)"))
     assert drawn != tokenizer("guess(the 32)", add_special_tokens=False)["input_ids"]
-    assert turns(tokenizer).action(drawn, TOOLS) == (Call("guess", {"number": 32}),)
+    assert turns(tokenizer).action(drawn, TOOLS) == (ToolCall("guess", {"number": 32}),)
 
 
 # -- the tiny policy

@@ -58,15 +58,15 @@ def test_line_ends_byte_order_marks_and_blank_lines_do_not_matter(line_end: str)
         (HEADER + "\n\n", ["sums.csv has column names but no problem"]),
         (
             "python_expresion,natural_language\n1,one\n",
-            ["line 1", "no column 'python_expression'", "is it --problems.target python_expresion?"],
+            ["line 1", "no column 'answer'", "is it --problems.target python_expresion?"],
         ),
         (
             "python_expression natural_language\n1 one\n",
-            ["line 1", "no column 'natural_language'", "python_expression natural"],
+            ["line 1", "no column 'question'", "python_expression natural"],
         ),
         (
             "python_expression,questions\n1,one\n",
-            ["line 1", "no column 'natural_language'", "'questions'", "is it --problems.prompt questions?"],
+            ["line 1", "no column 'question'", "'questions'", "is it --problems.prompt questions?"],
         ),
         ("1 + 1,add one and one\n", ["line 1", "no column", "'1 + 1'"]),
         ("x" * 5000 + "\n1\n", ["line 1", "no column", "…"]),

@@ -73,7 +73,7 @@ def test_a_target_may_be_absent_where_the_verifier_needs_none() -> None:
     assert read(jsonl({"prompt": "go", "answer": None}), free, unchecked)[0].no_target == ""
     assert read(jsonl({"prompt": "go", "answer": None}), free, unchecked)[0].target == ""
     assert read(jsonl({"prompt": "go", "answer": ["a", 1]}), free, unchecked)[0].target == '["a", 1]'
-    with pytest.raises(ProblemError, match=r"q\.jsonl: line 1: no column 'python_expression'"):
+    with pytest.raises(ProblemError, match=r"q\.jsonl: line 1: no column 'answer'"):
         read(jsonl({"prompt": "go"}), Columns(), unchecked)
     with pytest.raises(ProblemError, match="no column 'wanted'"):
         read(jsonl({"prompt": "go"}), Columns(target="wanted", target_needed=False), unchecked)
@@ -105,7 +105,7 @@ def test_a_json_list_holds_what_its_lines_would() -> None:
         ),
         (
             {"q": "x", "a": "1"},
-            "no column 'natural_language' (nor question, problem, prompt) among ['q', 'a']; name yours: --problems."
+            "no column 'question' (nor problem, prompt, natural_language) among ['q', 'a']; name yours: --problems."
             "prompt NAME",
         ),
         ({"question": ["x"], "answer": "1"}, "line 1: question is ['x'], not text"),

@@ -3,23 +3,23 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.sampling.scheduling import Draw, Schedule, closing
+from rl.sampling.scheduling import Draw, Scheduler, closing
 
 
-def schedule(rows: int, places: int) -> Schedule:
-    made = Schedule()
+def schedule(rows: int, places: int) -> Scheduler:
+    made = Scheduler()
     made.most_rows, made.most_places, made.longest_prompt, made.longest_own = rows, places, 9, 9
     return made
 
 
-def entered(plan: Schedule) -> list[tuple[Draw, int]]:
+def entered(plan: Scheduler) -> list[tuple[Draw, int]]:
     found = []
     while (entry := plan.next_entry()) is not None:
         found.append(entry)
     return found
 
 
-def add(plan: Schedule, *prompts: int) -> list[Draw]:
+def add(plan: Scheduler, *prompts: int) -> list[Draw]:
     draws = [Draw((prompt,), 9, None, number=number) for number, prompt in enumerate(prompts)]
     plan.waiting.extend(draws)
     return draws

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from rl.verifiers.isolation.sandbox import BUBBLEWRAP, LANDLOCK
-from tests.rl.verifiers.isolation.test_hostile import DROPS, as_another
+from tests.rl.verifiers.isolation.test_hostile import DROPS, answers_of, as_another
 
 ROOT = Path(__file__).parents[4]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no sandbox elsewhere")
@@ -124,14 +123,7 @@ def found(request: pytest.FixtureRequest) -> Any:
             pytest.skip("root loses its rights by unshare and setpriv (util-linux)")
         command = as_another(DROPS["user"], command, at)
     env = {**os.environ, "TMPDIR": str(at / "tmp"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(command, env=env, cwd=at, capture_output=True, text=True, timeout=100, check=False)
-    finally:
-        shutil.rmtree(at)
-    assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout)
-    if "missing" in answers:
-        pytest.skip(answers["missing"])
+    answers = answers_of(command, env, at)
     return {**answers, "sandbox": request.param}
 
 

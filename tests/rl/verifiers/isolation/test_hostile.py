@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,19 @@ def as_another(drop: str, command: Sequence[str], folder: Path, then: Sequence[s
         for at, path in enumerate(paths):
             words += [f"mkdir -p {path}", f"mount --bind {folder}/{number}.{at} {path}"]
     return ["unshare", "-m", "sh", "-ec", "\n".join([*words, *then, f"exec {drop} {shlex.join(command)}"])]
+
+
+def answers_of(command: Sequence[str], env: Mapping[str, str], at: Path) -> dict[str, Any]:
+    """What a program that is run in this folder, which is removed then, has printed; skips what it says is missing."""
+    try:
+        done = subprocess.run(command, env=env, cwd=at, capture_output=True, text=True, timeout=100, check=False)
+    finally:
+        shutil.rmtree(at)
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, Any] = json.loads(done.stdout)
+    if "missing" in answers:
+        pytest.skip(answers["missing"])
+    return answers
 
 
 def slow(*values: str) -> list[Any]:

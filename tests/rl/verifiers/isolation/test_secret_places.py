@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from rl.verifiers import opened as opened_module
 from rl.verifiers.isolation import interpreter
 from rl.verifiers.isolation.sandbox import BUBBLEWRAP, LANDLOCK
 from rl.verifiers.isolation.secret_places import secret_places
-from tests.rl.verifiers.isolation.test_hostile import DROPS, as_another
+from tests.rl.verifiers.isolation.test_hostile import DROPS, answers_of, as_another
 
 ROOT = Path(__file__).parents[4]
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="no sandbox elsewhere")
@@ -65,14 +64,7 @@ def found(request: pytest.FixtureRequest) -> Found:
     command = [sys.executable, str(reader), request.param, json.dumps(given)]
     if os.geteuid() == 0 and shutil.which("unshare") and shutil.which("setpriv"):
         command = as_another(DROPS["user"], command, at, then=[f"mount --bind {at}/me {at}/second"])
-    try:
-        done = subprocess.run(command, env=env, cwd=at, capture_output=True, text=True, timeout=100, check=False)
-    finally:
-        shutil.rmtree(at)
-    assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout)
-    if "missing" in answers:
-        pytest.skip(answers["missing"])
+    answers = answers_of(command, env, at)
     return Found(at, answers["before"], answers["after"])
 
 
