@@ -50,7 +50,7 @@ class Soak:
     stage: Stage
     say: Callable[[str], None]
     flow: Any = None  # its process
-    last: str = ""  # the fault that was made last
+    lost: bool = False  # whether the runs' folder was away since it began
     died: list[str] = field(default_factory=list)  # what ended that nobody had ended
 
     @property
@@ -69,6 +69,7 @@ class Soak:
         log = self.stage.place.home / "train.log"
         begun = self.flow is not None
         train = self.stage.shell.started("train", "--json", "--resume", RUN, log=log) if begun else None
+        self.lost = False
         self.flow = stack.enter_context(train or self.stage.train("--run", RUN, log=log))
 
 
@@ -203,7 +204,7 @@ def _make(soak: Soak, fault: Planned, began: float) -> bool:
     except LookupError as error:
         soak.say(f"{at}: {fault.what}: not made, {error}")
         return False
-    soak.last = fault.what
+    soak.lost = soak.lost or fault.what == STORAGE
     soak.say(f"{at}: {fault.what}{lasts}")
     return True
 
@@ -213,7 +214,7 @@ def _watch(soak: Soak, flows: ExitStack, deadline: float) -> None:
     while (left := deadline - time.monotonic()) > 0:
         if (code := soak.flow.poll()) is not None:
             why = last_line(soak.stage.place.home / "train.log")
-            if code != -SIGKILL and not (soak.last == STORAGE and "its disk is no longer there" in why):
+            if code != -SIGKILL and not (soak.lost and "its disk is no longer there" in why):
                 soak.died.append(f"the run, with {code}: {why}")
             soak.begin(flows)
         for name, process in soak.stage.joined.items():

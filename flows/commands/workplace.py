@@ -12,6 +12,7 @@ from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
 from infra.interrupts import put_off
+from infra.services.addresses import is_up, read_up
 from infra.services.prefect_link import kept_alive
 from infra.services.prefect_server import prefect_server
 from infra.services.settled import read_settings_again
@@ -26,7 +27,8 @@ def prepare_workplace(cluster: ClusterConfig) -> None:
 
 def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Callable[[Display], T]) -> T:
     """Do the work with a Prefect server and a cluster around it; both start at the same time. Raises ClusterError."""
-    check_scheduler(cluster)
+    up = read_up(rlvf_home())
+    check_scheduler(cluster, up.addresses.scheduler if up is not None and is_up(rlvf_home()) else None)
     # before prefect is imported; the display shows progress, and `main` errors
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR" if os.environ.get("RLVF_TRACEBACK") else "CRITICAL")
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from flows.start.runs import Run
 from infra.home import rlvf_home, runs_uri
 from infra.services.addresses import is_up
 from infra.services.links import keyed
-from infra.services.prefect_server import server_of
+from infra.services.of_home import server_of
 from infra.storage import place
 
 if TYPE_CHECKING:

@@ -65,10 +65,11 @@ def prepare(config: ClusterConfig, preload: Mapping[str, Sequence[str]]) -> None
         start_method(_device(config), _modules(preload))
 
 
-def check_scheduler(config: ClusterConfig) -> None:
+def check_scheduler(config: ClusterConfig, kept: str | None = None) -> None:
     """Refuse a scheduler that is to be joined, before anything starts, where nothing takes a connection at its address.
-    Whether it is one, and one that is busy, is left to `cluster`. Raises `ClusterError`."""
-    if (address := joined_scheduler(config)) is not None:
+    Whether it is one, and one that is busy, is left to `cluster`, and so is the one `kept` by an `rlvf up` of this
+    home, which starts it again. Raises `ClusterError`."""
+    if (address := joined_scheduler(config)) is not None and address != kept:
         with _named(config, address):
             where = parse_address(address, rlvf_home())
             _again(lambda: connect(where, PACKET_SECONDS).close(), PORT_SECONDS)

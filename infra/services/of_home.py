@@ -8,7 +8,7 @@ from infra.security.identity import installed_settings
 from infra.security.secrets import without_userinfo
 from infra.services.addresses import Addresses, is_up, read_up
 from infra.services.part import TITLES, end_stragglers
-from infra.services.prefect_server import server_of, service_of
+from infra.services.prefect_server import service_of
 from infra.services.supervisor import Service
 
 STOPPING = ("worker", "machine", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
@@ -50,6 +50,12 @@ def take_down_leftovers(home: Path, say: Callable[[str], None]) -> int:
     for name in stopped:
         say(f"stopped the {TITLES[name]}")
     return len(stopped)
+
+
+def server_of(home: Path) -> str | None:
+    """The address of the home's own Prefect server, if it lives."""
+    service = service_of(home)
+    return service.found().url if service.lives() else None
 
 
 def living(home: Path) -> list[str]:

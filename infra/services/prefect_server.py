@@ -105,7 +105,7 @@ class PrefectServer:
         self._kept = kept
         self._say = say
         if self.url:
-            if not answers(self.url):
+            if not answers(self.url) and not self._comes_back():
                 raise ValueError(
                     f"PREFECT_API_URL = {without_userinfo(self.url)!r}: no Prefect API answers there; start it, or "
                     "unset the variable to use a local server"
@@ -114,6 +114,19 @@ class PrefectServer:
         private_home(home)
         self.service.hold()
         self._start_if_none_lives()
+
+    def _comes_back(self) -> bool:
+        """Whether the server that the environment names is the home's own and answers after all: one that has died or
+        hangs is started again by the `rlvf up` that has started it."""
+        if not is_own(self.home, self.url):
+            return False
+        self._say(f"waiting for the Prefect server at {without_userinfo(self.url)}, which is started again")
+        deadline = time.monotonic() + START_SECONDS
+        while (self.service.lives() or self.is_kept_elsewhere()) and time.monotonic() < deadline:
+            if answers(self.url):
+                return True
+            time.sleep(0.2)
+        return False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -269,12 +282,6 @@ def prefect_server(home: Path, say: Callable[[str], None]) -> Iterator[PrefectSe
                     os.environ[name] = value
     finally:
         server.stop()
-
-
-def server_of(home: Path) -> str | None:
-    """The address of the home's own server, if it lives."""
-    service = service_of(home)
-    return service.found().url if service.lives() else None
 
 
 def server_password(home: Path) -> str:

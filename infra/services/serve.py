@@ -13,6 +13,7 @@ from typing import Any
 
 from infra.hosts import listening_socket
 from infra.services.asgi import Application, GatedApplication
+from infra.services.garbage import collect_apart
 from infra.services.gate import Gate
 from infra.services.own_artifacts import OWN, is_within
 from infra.services.served import AUTH
@@ -159,6 +160,7 @@ def main() -> None:
     import uvicorn
 
     config = uvicorn.Config(GatedApplication(application, gate), log_level="warning", **settings, **tls)
+    collect_apart()
     uvicorn.Server(config).run(sockets=[listening])
 
 

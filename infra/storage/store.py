@@ -188,7 +188,7 @@ def prune(uri: str, keep: Collection[int], prefix: str = "", fence: Fence | None
 @contextmanager
 def scratch(uri: str) -> Iterator[Path]:
     """A new local folder for files that go to `uri`: below it where that is local, so that they can be renamed to it.
-    What killed writers left there is removed."""
+    What killed writers left there is removed. Raises StoreError where the folder is gone when one is made."""
     local = place.local_path(uri)
     if local is None:
         with tempfile.TemporaryDirectory(dir=disk.own_folder(), ignore_cleanup_errors=True) as made:
@@ -196,7 +196,14 @@ def scratch(uri: str) -> Iterator[Path]:
         return
     disk.sweep(local)
     with disk.temporary_beside(local / "scratch") as folder:
-        yield folder
+        try:
+            yield folder
+        except Exception as error:
+            # safetensors has one exception for a folder that is gone and for a damaged file
+            missing = isinstance(error, FileNotFoundError) or type(error).__name__ == "SafetensorError"
+            if folder.exists() or not missing:
+                raise
+            raise StoreError(f"{uri} was removed while it was written, or its disk is no longer there") from error
 
 
 def check_of(fence: Fence | None) -> Callable[[], None]:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -87,6 +88,31 @@ def test_a_command_that_meets_a_server_that_hangs_starts_it_again(
         small.stop()
     waits = f"waiting for the Prefect server at {url}"
     assert said == [waits, "the Prefect server has not answered for 3 s: it is started again"]
+
+
+def test_the_homes_own_server_is_waited_for_where_the_environment_names_it(
+    small: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefect_server, "answers", lambda url: answers(small.home, url, 0.5))
+    monkeypatch.setattr(prefect_server, "is_of", answers)
+    said: list[str] = []
+    try:
+        url = small.wait()
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        monkeypatch.setenv("PREFECT_HOME", str(small.service.folder))  # as `rlvf status --shell` prints them
+        before = small.service.found()
+        os.killpg(before.pid, signal.SIGSTOP)
+        with ThreadPoolExecutor() as pool:
+            command = pool.submit(PrefectServer, small.home, said.append)
+            until(lambda: bool(said) or command.done())
+            os.killpg(before.pid, signal.SIGCONT)
+            assert command.result().url == url
+        small.stop()
+        with pytest.raises(ValueError, match="no Prefect API answers there"):
+            PrefectServer(small.home, said.append)
+    finally:
+        small.stop()
+    assert said == [f"waiting for the Prefect server at {url}, which is started again"] * 2
 
 
 def test_a_server_that_hangs_is_left_to_whoever_keeps_its_port(

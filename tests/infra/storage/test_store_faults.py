@@ -10,15 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from infra import disk
 from infra.storage import manifest, store
 from infra.storage import place as places
-from infra.storage.manifest import NotThere, Torn
+from infra.storage.manifest import NotThere, StoreError, Torn
 from tests.infra.storage.folders import FILES, content, everything, fill
 
 
@@ -253,3 +255,31 @@ def test_after_any_damage_what_is_read_is_what_was_written(stored: Path, data: s
 def test_no_garbage_passes_for_a_manifest(garbage: bytes) -> None:
     with pytest.raises(ValueError, match=r"^cannot be read: [^\n]+$"):
         manifest.parse(garbage)
+
+
+def written_while_it_goes(run: Path, by: str) -> None:
+    with store.scratch(str(run)) as folder:
+        run.rename(run.with_name("away"))
+        if by == "open":
+            (folder / "a").write_text("a")
+        else:
+            save_file({"a": np.ones(3)}, folder / "a.safetensors")
+
+
+@pytest.mark.parametrize("by", ["safetensors", "open"])
+def test_files_of_a_folder_that_went_away_are_not_called_damaged(tmp_path: Path, by: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(StoreError, match=f"{run} was removed while it was written, or its disk is no longer there"):
+        written_while_it_goes(run, by)
+
+
+def fails_behind_a_move(run: Path) -> None:
+    with store.scratch(str(run)) as folder:
+        folder.rename(run / "whole")
+        raise ValueError("another")
+
+
+def test_what_fails_beside_files_that_were_moved_to_their_place_is_said_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="another"):
+        fails_behind_a_move(tmp_path / "run")
