@@ -8,12 +8,11 @@ from pydantic import AfterValidator, Field, model_validator
 from flows.options.acted_on import own_problems, refuse_beside
 from flows.options.config_tree import ConfigTree
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.lease_config import LeaseConfig
 from infra.cluster.placement import ROLES, PlacementConfig
+from infra.dispatch.lease_config import LeaseConfig
 from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.tracking import TrackingConfig
 from infra.weights.version import SyncConfig
-from rl.algorithm_config import AlgorithmConfig
 from rl.algorithms import ALGORITHMS
 from rl.audit import AuditConfig
 from rl.config import (
@@ -26,11 +25,12 @@ from rl.config import (
     VerifierConfig,
     whole_path,
 )
-from rl.critic_config import CriticConfig
-from rl.environment_config import EnvironmentConfig
-from rl.optimizer_config import OptimizerConfig
+from rl.environments.environment_config import EnvironmentConfig
+from rl.learning.algorithm_config import AlgorithmConfig
+from rl.learning.critic_config import CriticConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.warm_up_config import WarmUpConfig
-from tasks.batch_config import BatchConfig
+from tasks.batch.batch_config import BatchConfig
 from tasks.calls.inflight import InflightConfig
 
 SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")

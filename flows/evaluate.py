@@ -31,11 +31,11 @@ from infra.storage.typed import read_typed
 from infra.weights.pin import newest_pinned
 from infra.weights.version import PolicyVersion, published_version
 from rl.config import TINY, whole_path
-from tasks.batch_config import BatchConfig
+from tasks.batch.batch_config import BatchConfig
 from tasks.calls.generator import Generator, store_model
 from tasks.evaluate import Evaluation, evaluate
-from tasks.named_set import set_name
-from tasks.problem_set import ProblemSet
+from tasks.sets.named_set import set_name
+from tasks.sets.problem_set import ProblemSet
 from tasks.turns import check_environment
 from tasks.verify import check_verifiers
 

@@ -11,7 +11,7 @@ from infra.cluster.placement import PlacementConfig
 from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.tracking import TrackingConfig
 from rl.config import OURS, PolicyConfig
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.problems.examples import DemonstrationsConfig, ExamplesConfig, PairsConfig
 from rl.warm_up_config import WarmUpConfig
 

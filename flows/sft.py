@@ -19,8 +19,8 @@ from flows.start.preflight import check_model
 from flows.start.resume import laid_over, set_leaves
 from flows.start.runs import with_secrets
 from flows.start.trust import refuse_odd_files, trusted
-from infra.cluster.calls import DispatchStoppedError
 from infra.cluster.training_lock import TrainingLock
+from infra.dispatch.calls import DispatchStoppedError
 from infra.home import runs_uri
 from rl.config import TINY
 from rl.problems.shown import GRAMMAR, shown_of, updates

@@ -26,9 +26,9 @@ from infra.home import runs_uri
 from rl.graph import AUDIT
 from rl.records import Learned
 from tasks.audit import audit, doubts
-from tasks.collection import Collection
+from tasks.batch.collection import Collection
+from tasks.batch.rollout_batch import RolloutBatch
 from tasks.generate import generate
-from tasks.rollout_batch import RolloutBatch
 from tasks.score import score
 from tasks.train_critic import train_critic
 from tasks.update import update

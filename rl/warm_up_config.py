@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from rl.config import IN_CODE
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.problems.shown import shown_of
 
 

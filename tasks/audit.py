@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.cluster.calls import DispatchError, work_of
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import Offer
+from infra.dispatch.calls import DispatchError, work_of
+from infra.dispatch.dispatch import Dispatch
 from infra.errors import one_line
 from infra.storage.manifest import StoreError
 from infra.weights.version import PolicyVersion
@@ -20,10 +20,10 @@ from rl.admission import refused_audit, refused_logprobs
 from rl.audit import AuditConfig, Audited, AuditScores, compared, divergence, draws, who_is_wrong
 from rl.graph import AUDIT
 from rl.records import Maker, Rollouts
+from tasks.batch.collection import Collection
+from tasks.batch.lease import Lease, Slice
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Referee
-from tasks.collection import Collection
-from tasks.lease import Lease, Slice
 from tasks.score import bare
 
 AT_ONCE = 16  # audits under way, at most

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from infra.security.printable import printable
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
@@ -19,13 +19,13 @@ from rl.environments.sessions import OPEN
 from rl.environments.spec import EnvironmentSpec
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
-from tasks.batch_config import BatchConfig
+from tasks.batch.batch_config import BatchConfig
+from tasks.batch.lease import Lease
+from tasks.batch.rollout_batch import mean_reward, pass_rate, turns_of
+from tasks.batch.slices import Slices
 from tasks.calls.generator import Arguments, Generator
-from tasks.lease import Lease
 from tasks.mending import Mend, Mending, leased, no_mend
-from tasks.problem_set import ProblemSet
-from tasks.rollout_batch import mean_reward, pass_rate, turns_of
-from tasks.slices import Slices
+from tasks.sets.problem_set import ProblemSet
 from tasks.turns import Episodes, in_turns
 from tasks.verify import judged
 

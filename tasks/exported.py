@@ -109,7 +109,7 @@ def _merge(
     from safetensors.torch import save_file
     from transformers.utils.logging import disable_progress_bar
 
-    from rl.loading import load_policy
+    from rl.loading.policy import load_policy
     from rl.model.lora import merged_weights
     from rl.model.policy import save_config, save_tokenizer
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from rl.problems.examples import Example
 from rl.records import Learned
 from tasks.calls.tuner import Tuner

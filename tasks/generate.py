@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.cluster.dispatch import Dispatch
-from infra.cluster.probe import probe_workers
-from infra.cluster.shares import Sizes
+from infra.dispatch.dispatch import Dispatch
+from infra.dispatch.probe import probe_workers
+from infra.dispatch.shares import Sizes
 from infra.weights.version import PolicyVersion
 from rl.config import OURS, PolicyConfig
+from tasks.batch.collection import Collection
+from tasks.batch.lease import Lease, neighbours_joined
+from tasks.batch.slices import Slices
 from tasks.calls.generator import Generator, check_server
-from tasks.collection import Collection
-from tasks.lease import Lease, neighbours_joined
 from tasks.mending import Mend, Mending, leased, no_mend
-from tasks.slices import Slices
 from tasks.turns import episodes_of, in_turns
 
 AT_ONCE = 256  # draws of a batch under way, at most: each has a lease that waits or is being made

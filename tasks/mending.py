@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Any, TypeVar, TypeVarTuple
 
-from infra.cluster.dispatch import Dispatch
-from infra.cluster.lease_batch import Cuts
 from infra.cluster.placement import Offer
-from infra.cluster.shares import Sizes
-from infra.cluster.speeds import Made
+from infra.dispatch.dispatch import Dispatch
+from infra.dispatch.lease_batch import Cuts
+from infra.dispatch.shares import Sizes
+from infra.dispatch.speeds import Made
 from infra.storage.manifest import NotThere, StoreError, Torn
 
 T = TypeVar("T")

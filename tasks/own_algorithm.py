@@ -1,10 +1,10 @@
 """The algorithm of a run, with the text of its file where it is the user's own."""
 
 from infra.storage.files import PathError, open_texts
-from rl.algorithm_config import AlgorithmConfig, AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 from rl.algorithms.own import OwnAlgorithmError
-from tasks.named_set import LARGEST, as_typed
+from rl.learning.algorithm_config import AlgorithmConfig, AlgorithmSpec
+from tasks.sets.named_set import LARGEST, as_typed
 
 
 def open_algorithm(config: AlgorithmConfig) -> AlgorithmSpec:

@@ -6,7 +6,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from infra.weights.version import Published
 from tasks.calls.generator import prefetch
 from tasks.calls.trained import Trained

@@ -142,7 +142,7 @@ class OtherModel:
 
     def _load(self) -> "tuple[Policy, dtype]":
         """It, and the type of its own weights. Raises UnknownModelError."""
-        from rl.loading import load_policy
+        from rl.loading.policy import load_policy
         from rl.model.policy import UnknownModelError, own_dtype
         from rl.model.skeleton import settings_of
         from rl.model.unloadable import reason

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.parts import MAX_REWARD

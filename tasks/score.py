@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from infra.storage.manifest import StoreError
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal, refused_logprobs
 from rl.graph import SCORES, Call
 from rl.records import Rollouts
+from tasks.batch.collection import Collection
+from tasks.batch.lease import Lease
 from tasks.calls.generator import Arguments, Generator
 from tasks.calls.scorer import Scorer
-from tasks.collection import Collection
 from tasks.generate import Admission
-from tasks.lease import Lease
 from tasks.mending import Mend, Mending, leased, no_mend
-from tasks.problem_set import ProblemSet
 from tasks.reference import ReferenceLost
+from tasks.sets.problem_set import ProblemSet
 from tasks.verify import judged
 
 AT_ONCE = 64  # leases that wait for their score, at most

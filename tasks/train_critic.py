@@ -3,7 +3,7 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from rl.records import Batch, Learned
 from tasks.calls.critic import Critic
 

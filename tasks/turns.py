@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from queue import SimpleQueue
 
-from infra.cluster.dispatch import Dispatch
-from infra.cluster.probe import each_well
+from infra.dispatch.dispatch import Dispatch
+from infra.dispatch.probe import each_well
 from rl.admission import refused_judgement, refused_outcomes
 from rl.environments.episode import Episode, Outcome
 from rl.environments.interface import Interface
@@ -19,10 +19,10 @@ from rl.environments.spec import EnvironmentSpec
 from rl.environments.turn import of_json
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
+from tasks.batch.lease import Lease, Slice
+from tasks.batch.slices import Slices
 from tasks.calls.episodes import judge_episodes, play, try_environment
 from tasks.calls.generator import Generator
-from tasks.lease import Lease, Slice
-from tasks.slices import Slices
 
 AT_ONCE = 256  # leases whose turns are acted on, or that are gone on with, at once
 LATELY = 2.0  # seconds since the workers were counted that episodes are spread over

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from rl.records import Batch, Learned
 from tasks.calls.trainer import Trainer
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
 from rl.admission import refused_scores
 from rl.graph import SCORES, Call

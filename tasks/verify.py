@@ -7,17 +7,17 @@ import numpy as np
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.cluster.dispatch import Dispatch
-from infra.cluster.probe import each_well
+from infra.dispatch.dispatch import Dispatch
+from infra.dispatch.probe import each_well
 from rl.admission import refused_judgement
 from rl.environments.episode import Episode
 from rl.judging import Judgement, first
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
-from tasks.collection import Collection
+from tasks.batch.collection import Collection
 from tasks.judge import judge, warm
-from tasks.problem_set import ProblemSet
 from tasks.reward import check_rewards, with_rewards
+from tasks.sets.problem_set import ProblemSet
 from tasks.turns import judged_episodes
 
 LATELY = 2.0  # seconds since the workers were counted that a lease is spread over

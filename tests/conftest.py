@@ -236,10 +236,10 @@ def half_right(sums: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFac
     import torch
 
     from rl.learning.learner import Learner
+    from rl.learning.optimizer_config import OptimizerConfig
     from rl.learning.supervised import demonstrations, imitate
     from rl.model.policy import Policy, save_policy
     from rl.model.tiny import build_model, build_tokenizer
-    from rl.optimizer_config import OptimizerConfig
     from rl.problems.shown import Shown
     from rl.records import Problem
 

@@ -58,7 +58,7 @@ ALGORITHM = Wider
 '''
 
 SHARED_OPTION = """
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 print([AlgorithmSpec(name=name).algorithm.clip for name in ("awider", "grpo", "wider")])
 print([AlgorithmSpec(name=name, clip=0.1).algorithm.clip for name in ("awider", "grpo", "wider")])
 print(AlgorithmSpec(name="grpo", clip=0.7).algorithm.clip, AlgorithmSpec().dual_clip)
@@ -161,9 +161,9 @@ except PathError as error:
 UPDATE = """
 import numpy as np
 import torch
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.learner import Learner
 from rl.model.policy import Policy
 from rl.records import Batch, Problem, Rollouts
@@ -225,7 +225,7 @@ def test_a_set_of_problems_is_one_file(copy: Path) -> None:
     (copy / "rl/problems/made/doubles.py").write_text(DOUBLES)
     drawn = ran(
         copy, "-c",
-        "from tasks.problem_set import open_problems; from rl.config import ProblemsConfig, VerifierConfig\n"
+        "from tasks.sets.problem_set import open_problems; from rl.config import ProblemsConfig, VerifierConfig\n"
         "made = open_problems((ProblemsConfig(path='doubles'),), VerifierConfig(), 4, 0, 8)\n"
         "print([problem.target for problem in made.draw(3, 2, 0)], [problem.target for problem in made.held_out])",
     )  # fmt: skip
@@ -251,7 +251,7 @@ def test_a_kind_of_storage_is_one_file(copy: Path) -> None:
 
 
 def test_a_figure_of_a_batch_is_one_file(copy: Path) -> None:
-    batch = copy / "tasks/rollout_batch.py"
+    batch = copy / "tasks/batch/rollout_batch.py"
     at = '            "leases/refused": self.refused,\n'
     text = batch.read_text()
     assert text.count(at) == 1
@@ -261,7 +261,7 @@ def test_a_figure_of_a_batch_is_one_file(copy: Path) -> None:
     done = ran(
         copy, "-c",
         UPDATE.split("learned =")[0].replace('name="shrunk", shrink=0.5', "")
-        + "from rl.judging import Judgement; from tasks.rollout_batch import RolloutBatch\n"
+        + "from rl.judging import Judgement; from tasks.batch.rollout_batch import RolloutBatch\n"
         "made = RolloutBatch.of(batch, Judgement(batch.rewards, batch.reasons), [0])\n"
         "print(made.figures()['completion/longest'])",
     )  # fmt: skip

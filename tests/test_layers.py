@@ -159,7 +159,7 @@ def test_a_worker_has_imported_what_its_calls_import_inside_them(role: str, file
     trees = [ast.parse((ROOT / "tasks" / "calls" / f"{name}.py").read_text("utf-8")) for name in files]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     inside = {node.module for call in calls for node in ast.walk(call) if isinstance(node, ast.ImportFrom)}
-    assert "rl.loading" in inside
+    assert "rl.loading.policy" in inside
     assert inside - loaded_by(f"import {', '.join(IMPORTS[role])}") == set()
 
 

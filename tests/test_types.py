@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CALLS = """
 from collections.abc import Sequence
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
 from rl.records import Batch, Problem
 from rl.verifiers.spec import VerifierSpec

@@ -21,7 +21,7 @@ from flows.benches.qwen import random_qwen
 from flows.benches.shapes import Shape
 from infra.errors import one_line
 from rl.config import PolicyConfig
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.memory import NoRoomError, is_out_of_memory
 from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
 from rl.model.skeleton import META, skeleton

@@ -25,10 +25,10 @@ from distributed import Client
 
 from flows.benches.processes import started, until
 from flows.benches.simulated import UNEQUAL, Kind, SimulatedClient
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.machine import versions
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.settings import dask_environment
+from infra.dispatch.dispatch import Dispatch
 from infra.hosts import LOOPBACK
 from tasks.verify import LATELY
 

@@ -10,18 +10,18 @@ import torch
 
 from flows.benches.apart import apart, peak_bytes, reset_peak, seconds_on, taken_bytes
 from flows.benches.qwen import random_qwen
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.algorithm import Tokens, centred
 from rl.config import PolicyConfig
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import pack, rows_of
-from rl.loading import freeze
+from rl.loading.policy import freeze
 from rl.lora_config import LoraConfig
 from rl.model.head import head_logits, hidden_states
 from rl.model.memory import NoRoomError, free_bytes, is_out_of_memory
 from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
 from rl.model.tiny import build_tokenizer
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem, Rollouts
 
 METHODS: dict[str, dict[str, Any]] = {  # options of the optimizer, and the rank of adapters; `direct` takes none

@@ -217,7 +217,7 @@ def _fit(given: argparse.Namespace) -> dict[str, object]:
         check_model(given.policy, runs_uri())
     # with torch: not before the command line is known to be good
     with put_off():
-        from rl.capacity import fits
+        from rl.loading.capacity import fits
 
     try:
         found = fits(given.policy, given.tokens)

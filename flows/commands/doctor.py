@@ -121,7 +121,7 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
 def check_fit(model: str) -> Check:
     """Whether this machine alone has room to train a model and to generate from it, whole or by LoRA."""
     with put_off():
-        from rl.capacity import fits  # with torch
+        from rl.loading.capacity import fits  # with torch
         from rl.model.policy import UnknownModelError
 
     try:

@@ -20,8 +20,8 @@ from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
 from infra.runs.record import read_record
 from infra.security.printable import printable
-from rl.algorithm_config import OWN_PATTERN
 from rl.algorithms import ALGORITHMS
+from rl.learning.algorithm_config import OWN_PATTERN
 from tasks.own_algorithm import open_algorithm
 
 EXAMPLES = """

@@ -23,7 +23,7 @@ from infra.runs.record import RESULT
 from infra.security.printable import printable
 from infra.storage import place
 from infra.storage.usable import named_storage_errors
-from tasks.example_set import open_examples
+from tasks.sets.example_set import open_examples
 
 F = TypeVar("F", bound=FinetuneConfig)
 FIRST = (

@@ -21,7 +21,7 @@ from infra.services.asgi import GatedApplication
 from infra.services.gate import Gate
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import named, refuse_reward_model
-from tasks.named_set import open_verifier
+from tasks.sets.named_set import open_verifier
 
 PORT = 8900  # where it is free
 

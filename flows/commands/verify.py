@@ -18,7 +18,7 @@ from rl.records import Problem, Verdict
 from rl.verifiers.contract import Verifier
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierSpec, refuse_reward_model
-from tasks.problem_set import problems_to_solve
+from tasks.sets.problem_set import problems_to_solve
 
 EXAMPLES = """
 rlvf verify my_reward.py:reward --problems problems.jsonl      its first rows, each with its target and with nothing

@@ -4,7 +4,7 @@ from typing import Any
 
 from flows.options.tree import changed_leaves
 from rl.config import OURS, PLAYED, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
-from rl.environment_config import EnvironmentConfig
+from rl.environments.environment_config import EnvironmentConfig
 
 
 def own_problems(given: Any) -> Any:

@@ -5,10 +5,10 @@ from typing import Any
 
 from infra.cluster.placement import ALONE, WORKER, PlacementConfig
 from infra.planning.costs import Places, Work
-from rl.algorithm_config import CommonAlgorithmConfig
 from rl.algorithms import ALGORITHMS
 from rl.graph import REWARD, SCORES, Graph, graph_of
-from rl.kl_config import KlConfig
+from rl.learning.algorithm_config import CommonAlgorithmConfig
+from rl.learning.kl_config import KlConfig
 
 COMPUTING = ("GENERATOR", "TRAINER", "REFERENCE", "CRITIC")  # tags of workers that run models
 JUDGING = ("VERIFIER",)

@@ -6,7 +6,7 @@ from flows.config import TrainConfig
 from infra.runs.record import Record
 from infra.weights.version import newest_manifest
 from rl.graph import Graph
-from rl.kl_config import START
+from rl.learning.kl_config import START
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes of a number
 NARROWEST = 2  # of a model that computes: what is published in int8 is widened

@@ -40,7 +40,7 @@ from infra.security.secrets import masked
 from infra.services.links import keyed
 from infra.storage import place
 from infra.storage.retry_policy import RetryPolicy
-from tasks.rollout_batch import RolloutBatch
+from tasks.batch.rollout_batch import RolloutBatch
 
 SEND_SECONDS = 60.0  # between two copies of the record of a run that lies elsewhere
 

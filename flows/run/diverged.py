@@ -1,6 +1,6 @@
 """When a run is stopped because it learns nothing any more."""
 
-from rl.critic_config import OF_CRITIC
+from rl.learning.critic_config import OF_CRITIC
 from rl.records import Learned
 
 REFUSALS = 3  # non-finite updates in a row that end a run

@@ -33,8 +33,8 @@ from infra.storage.retry_policy import RetryPolicy
 from rl.problems.examples import Example
 from rl.records import Learned
 from tasks.calls.tuner import Tuner
-from tasks.example_set import ExampleSet, open_examples
 from tasks.fit import check_examples, measure, reference_scores
+from tasks.sets.example_set import ExampleSet, open_examples
 
 REFERENCE = "reference.npy"  # the examples' scores under the start model, NaN of those that are not computed yet
 KEEP_SECONDS = 30.0  # of computing them that a kill may cost

@@ -7,8 +7,8 @@ from typing import Protocol, Self
 from prefect.runtime import flow_run
 
 from flows.run.workplace import Workplace
-from infra.cluster.calls import DispatchStoppedError, TakeoverError
 from infra.cluster.training_lock import TrainingLockLostError
+from infra.dispatch.calls import DispatchStoppedError, TakeoverError
 from infra.security.secrets import masked
 from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import held

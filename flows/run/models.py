@@ -7,10 +7,10 @@ from flows.config import TrainConfig
 from flows.run.publishing import Publishing
 from flows.run.scores import reference_of
 from flows.run.workplace import Workplace
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from infra.runs.tracking import Tracker
 from infra.storage.fence import Fence
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.records import Learned
 from tasks.calls.critic import Critic, Valuer
 from tasks.calls.trained import Begun, Trained

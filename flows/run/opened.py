@@ -9,13 +9,13 @@ from flows.run.plans import EvaluationPlan, plans
 from flows.start.runs import Run, without_secrets
 from flows.start.trust import refuse_swapped
 from infra.interrupts import put_off
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 from rl.environments.spec import EnvironmentSpec
 from rl.graph import Graph
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.verifiers.spec import VerifierSpec
 from tasks.own_algorithm import open_algorithm
-from tasks.problem_set import ProblemSet, open_problems
+from tasks.sets.problem_set import ProblemSet, open_problems
 
 
 @dataclass(frozen=True)

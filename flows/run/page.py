@@ -15,8 +15,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
 
 from flows.run.display import Display
-from infra.cluster.calls import DispatchStoppedError
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.calls import DispatchStoppedError
+from infra.dispatch.dispatch import Dispatch
 from infra.services.prefect_client import Serves, guarded_client
 
 POLL_SECONDS = 1.0

@@ -13,8 +13,8 @@ from rl.config import ProblemsConfig, VerifierConfig
 from rl.problems.tables import ProblemError
 from rl.records import Problem
 from rl.verifiers.spec import judged_by
-from tasks.named_set import judges, set_names
-from tasks.problem_set import ProblemSet, longest, problems_to_solve
+from tasks.sets.named_set import judges, set_names
+from tasks.sets.problem_set import ProblemSet, longest, problems_to_solve
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from flows.run.hold import Lost, TrainerLost
 from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.workplace import IMPORTS, Workplace, present
-from infra.cluster.calls import SchedulerLostError, is_lost, poisoned
 from infra.cluster.cluster import ClusterError, cluster
 from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
 from infra.cluster.placement import PlacementError, check_placement
+from infra.dispatch.calls import SchedulerLostError, is_lost, poisoned
 
 PATIENCE_SECONDS = 900.0  # what a machine needs to be started again by somebody who saw it
 POLL_SECONDS = 1.0

@@ -9,18 +9,18 @@ from flows.run.workplace import Workplace
 from flows.start.references import reference_source
 from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import OURS
-from rl.kl_config import START
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.kl_config import START
 from tasks.audit import Audits
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Referee, ReferenceSchedule, Scorer
 from tasks.calls.trainer import Trainer
 from tasks.calls.weights import Weights
 from tasks.generate import Admission
-from tasks.problem_set import ProblemSet
 from tasks.reference import OtherModel
 from tasks.score import GreedyScores, ReferenceScores, Scores
+from tasks.sets.problem_set import ProblemSet
 from tasks.value import ValueScores
 
 

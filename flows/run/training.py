@@ -33,7 +33,7 @@ from flows.start.edited import edited, save_sources
 from flows.start.runs import Run, local_folder
 from flows.start.trust import remember
 from infra.cluster.placement import workers_with
-from infra.cluster.shares import Sizes
+from infra.dispatch.shares import Sizes
 from infra.interrupts import answered_by
 from infra.runs.checkpoints import best_version
 from infra.runs.metric_log import read_metrics
@@ -43,12 +43,12 @@ from infra.storage import place
 from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.records import Learned
+from tasks.batch.rollout_batch import RolloutBatch, few_reasons
 from tasks.calls.generator import Generator
 from tasks.calls.inflight import Inflight
 from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer
 from tasks.generate import Admission, check_servers
-from tasks.rollout_batch import RolloutBatch, few_reasons
 from tasks.turns import check_environment
 from tasks.verify import check_verifiers
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from flows.run.display import Display
 from infra.cluster.cluster import begins, cluster
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, check_placement, check_sources, offers
 from infra.cluster.training_lock import TrainingLocks
-from infra.cluster.watch import ANSWER_SECONDS
+from infra.dispatch.dispatch import Dispatch
+from infra.dispatch.watch import ANSWER_SECONDS
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.interrupts import put_off
 from infra.services.settled import import_prefect
 from infra.storage import place
 from infra.storage.usable import probe_storage
-from tasks.failures import Failures
+from tasks.batch.failures import Failures
 
 if TYPE_CHECKING:
     from flows.run.prefect_session import PrefectSession

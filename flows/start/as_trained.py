@@ -19,13 +19,13 @@ from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
 from infra.security.secrets import masked
 from infra.storage import place
-from rl.algorithm_config import AlgorithmConfig
 from rl.config import AUTO, OURS, PLAYED, PolicyConfig, ProblemsConfig, SamplingConfig, is_in_code, is_made
+from rl.learning.algorithm_config import AlgorithmConfig
 from rl.problems.rows import asked, normalized
 from rl.verifiers.spec import judged_by, named
-from tasks.named_set import named_sets, refuse_unplayed, set_name
-from tasks.problem_set import ProblemSet, open_problems, problems_to_solve
-from tasks.trained_on import TrainedOn, prompts_of, seen_among
+from tasks.sets.named_set import named_sets, refuse_unplayed, set_name
+from tasks.sets.problem_set import ProblemSet, open_problems, problems_to_solve
+from tasks.sets.trained_on import TrainedOn, prompts_of, seen_among
 
 C = TypeVar("C", bound=BaseModel)
 OWN = (

@@ -8,13 +8,13 @@ from typing import TypeVar
 from flows.config import EvalConfig, TrainConfig
 from flows.finetune_config import FinetuneConfig
 from infra.interrupts import put_off
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import MOST_TOKENS, TINY, TINY_PARAMETERS, PolicyConfig, SamplingConfig
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.records import Problem
 from rl.verifiers.spec import judged_by
 from rl.verifiers.table import declared
-from tasks.named_set import open_environment
+from tasks.sets.named_set import open_environment
 
 F = TypeVar("F", bound=FinetuneConfig)
 

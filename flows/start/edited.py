@@ -10,10 +10,10 @@ from flows.start.whole_paths import whole_verifier
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.typed import read_typed
-from rl.algorithm_config import AlgorithmSpec
-from tasks.named_set import NamedSet
-from tasks.problem_set import ProblemSet
-from tasks.trained_on import TrainedOn
+from rl.learning.algorithm_config import AlgorithmSpec
+from tasks.sets.named_set import NamedSet
+from tasks.sets.problem_set import ProblemSet
+from tasks.sets.trained_on import TrainedOn
 
 VERIFIER, ENVIRONMENT = "verifier ", "environment "
 

@@ -21,7 +21,7 @@ from infra.weights.version import SyncConfig
 from rl.config import REWARD_MODEL, ProblemsConfig
 from rl.problems.tables import ProblemError
 from rl.verifiers.spec import VerifierError
-from tasks.example_set import ExampleSet
+from tasks.sets.example_set import ExampleSet
 
 F = TypeVar("F", bound=FinetuneConfig)
 S = TypeVar("S", bound=ProblemsConfig)

@@ -25,7 +25,7 @@ from rl.judging import warm
 from rl.records import Problem
 from rl.sampling.server import Server
 from tasks.calls.episodes import try_environment
-from tasks.problem_set import ProblemSet
+from tasks.sets.problem_set import ProblemSet
 
 
 @functools.cache  # a command asks before it starts anything, its flow before it makes a run

@@ -16,7 +16,7 @@ from infra.storage.manifest import NotThere
 from infra.weights.chain import stored_version
 from infra.weights.version import published
 from rl.config import whole_path
-from rl.kl_config import START
+from rl.learning.kl_config import START
 from tasks.reference import RunVersion
 
 

@@ -38,9 +38,9 @@ from infra.storage.typed import read_typed
 from infra.storage.usable import PROBE
 from infra.weights.version import PolicyVersion, newest_version, published
 from rl.problems.tables import ProblemError
-from tasks.named_set import set_names
-from tasks.problem_set import ProblemSet
-from tasks.trained_on import TrainedOn
+from tasks.sets.named_set import set_names
+from tasks.sets.problem_set import ProblemSet
+from tasks.sets.trained_on import TrainedOn
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -20,15 +20,15 @@ from infra.security.printable import printable
 from infra.storage.kinds import kind_of
 from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 from rl.config import ENVIRONMENTS, OURS, REWARD_MODEL, TINY, ProblemsConfig, is_in_code
 from rl.environments.spec import EnvironmentSpec
-from rl.kl_config import START
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.kl_config import START
 from rl.problems.examples import ExamplesConfig
 from rl.verifiers.spec import VerifierSpec, is_file
-from tasks.named_set import open_environment, open_verifier
 from tasks.own_algorithm import open_algorithm
+from tasks.sets.named_set import open_environment, open_verifier
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
 SOURCE = " (sha256 "

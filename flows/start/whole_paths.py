@@ -6,7 +6,7 @@ from typing import TypeVar
 from flows.config import HELD_OUT, TrainConfig
 from infra.storage.place import local_path
 from rl.config import ENVIRONMENTS, ProblemsConfig, is_in_code
-from rl.environment_config import EnvironmentConfig
+from rl.environments.environment_config import EnvironmentConfig
 from rl.environments.spec import split_name
 from rl.verifiers.spec import is_file
 

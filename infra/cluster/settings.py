@@ -16,7 +16,7 @@ WORKER_SETTINGS: Mapping[str, Any] = {
 # For nannies in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
 # compute.
 NANNY_SETTINGS: Mapping[str, Any] = {"distributed.nanny.pre-spawn-environ": {}, **WORKER_SETTINGS}
-# For the scheduler on which `infra.cluster.dispatch` hands out the work, and for workers that Dask's own commands
+# For the scheduler on which `infra.dispatch.dispatch` hands out the work, and for workers that Dask's own commands
 # start.
 DASK_SETTINGS = {
     **WORKER_SETTINGS,

@@ -1,6 +1,6 @@
 """Steps as the cluster would run them: an idle worker takes the first call that is ready and that it may run.
 
-This is what `infra.cluster.leases` and Dask do, in a model of a few lines: calls of an earlier step come first, leases
+This is what `infra.dispatch.leases` and Dask do, in a model of a few lines: calls of an earlier step come first, leases
 are pulled, a call for the whole batch waits for all of its leases, and batch k begins when version k − staleness is
 there. Leases that are cut to what suits each worker are many small ones here, of which a worker's first in a step takes
 what a lease takes whatever its size. Workers of a machine share its cores with each other and with other programs.

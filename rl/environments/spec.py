@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rl.config import ENVIRONMENTS, is_made
-from rl.environment_config import EnvironmentConfig
+from rl.environments.environment_config import EnvironmentConfig
 from rl.sources import path_of
 
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<name>[^:/\\]*))?")

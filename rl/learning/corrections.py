@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rl.algorithms.ratios import LARGEST
-from rl.correction_config import CorrectionConfig
+from rl.learning.correction_config import CorrectionConfig
 
 KEPT, WEIGHTS, SQUARES = "correction/kept", "correction/weights", "correction/squares"  # sums over tokens
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl.critic_config import OF_CRITIC, CriticConfig
+from rl.learning.critic_config import OF_CRITIC, CriticConfig
 from rl.learning.optimized import Optimized, OptimizerStep
 from rl.learning.packing import Packed
 from rl.learning.states import predicting_states

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.optimized import Optimized, OptimizerStep
 from rl.learning.shaping import shaped
 from rl.learning.update import Update, adapted, divided, mean_of

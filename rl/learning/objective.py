@@ -15,7 +15,7 @@ from torch import Tensor
 from rl.algorithms import Algorithm
 from rl.algorithms.algorithm import Floats, Tokens
 from rl.algorithms.ratios import LARGEST
-from rl.correction_config import CorrectionConfig
+from rl.learning.correction_config import CorrectionConfig
 from rl.learning.corrections import KEPT, SQUARES, WEIGHTS, completion_means, kept_by, truncated
 from rl.learning.packing import Packed
 from rl.records import Rollouts

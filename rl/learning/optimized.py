@@ -12,11 +12,11 @@ from pydantic import AliasChoices, Field, TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.optimizers import OptimizedMemory, build_optimizers, restore_state, standing_bytes, state_tensors
 from rl.learning.passes import Accumulation, Passes
 from rl.model.memory import room_for
 from rl.model.policy import Policy, read_weights, save_policy
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Learned
 
 M = TypeVar("M", bound=Policy)

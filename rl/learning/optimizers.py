@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rl.learning.muon import Muon
+from rl.learning.optimizer_config import STATE, OptimizerConfig
 from rl.model.parking import ModelMemory
 from rl.model.policy import Policy
-from rl.optimizer_config import STATE, OptimizerConfig
 
 EIGHT_BIT_FROM = 4096  # numbers in a tensor; bitsandbytes keeps the state of a smaller one in float32
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import Packed, Row, balance, microbatches, pack, rows_of
 from rl.model.blocks import WIDTH, refusal
 from rl.model.memory import (
@@ -17,7 +18,6 @@ from rl.model.memory import (
     spare_bytes,
 )
 from rl.model.policy import LARGE, Policy
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Rollouts
 
 PROBED = 128  # positions at most of a row that a pass is measured with

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl.learning.logprobs import each_token, token_scores
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation, Passes
 from rl.model.memory import yield_memory
 from rl.model.parking import ModelMemory
 from rl.model.policy import Policy
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Rollouts
 
 

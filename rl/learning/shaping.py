@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.objective import divergence
 from rl.records import Batch
 

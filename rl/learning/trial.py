@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.algorithm import Aggregation, Algorithm, Floats, TokenLoss, Tokens
 from rl.algorithms.own import OwnAlgorithmError
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.records import Batch, Problem, Rollouts
 
 LENGTHS = (3, 1, 2, 3, 2, 1)  # tokens of the completions

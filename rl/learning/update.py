@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.algorithm import Algorithm, Floats
-from rl.kl_config import KlConfig
 from rl.learning import corrections
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.kl_config import KlConfig
 from rl.learning.logprobs import completion_logprobs, token_scores
 from rl.learning.objective import PolicyObjective, interpolation
 from rl.learning.optimized import OptimizerStep

@@ -1,5 +1,5 @@
 """The two halves of a causal language model. Sampler and learner run them apart, to compute logits only where they are
-needed; :mod:`rl.parity` sees that together they are the model.
+needed; :mod:`rl.loading.parity` sees that together they are the model.
 
 Legend: B sequences, L positions, N selected positions, H hidden size, V vocabulary.
 """

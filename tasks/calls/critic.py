@@ -14,10 +14,10 @@ from infra.cluster.resident import drop, resident
 from infra.cluster.timeline import waiting_for_weights
 from infra.runs.checkpoints import CRITIC
 from infra.weights.version import PolicyVersion
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.gae import returns_to_go
 from rl.config import PolicyConfig
-from rl.critic_config import CriticConfig
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.critic_config import CriticConfig
 from rl.records import Batch, Learned, Rollouts
 from tasks.calls.held import held
 from tasks.calls.start import load_start
@@ -68,7 +68,7 @@ class Critic(Trained["CriticLearner"]):
 
     def _saved(self, checkpoint: Path, _: Callable[[str], None]) -> "CriticLearner":
         from rl.learning.critic import CriticLearner
-        from rl.value_loading import load_value_model
+        from rl.loading.value import load_value_model
 
         return CriticLearner(load_value_model(str(checkpoint), self.policy, master=True), self.optimizer)
 
@@ -112,7 +112,7 @@ class Valuer:
     def _resident(self, version: PolicyVersion, check: Callable[[], None]) -> Iterator[_Resident]:
         from infra.weights.quantization import restored
         from rl.learning.scoring import Scoring
-        from rl.value_loading import load_value_model
+        from rl.loading.value import load_value_model
 
         weights = Weights(self.policy.whole, patience=self.patience)
         mirror = resident("critic's mirror", versions_of(version), lambda: weights.copy(version))

@@ -234,7 +234,7 @@ def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
         UnknownModelError: transformers cannot load it.
     """
     from infra.weights.whole import keep_whole
-    from rl.loading import load_policy
+    from rl.loading.policy import load_policy
     from rl.model.policy import own_dtype, save_base
     from rl.model.skeleton import settings_of
 

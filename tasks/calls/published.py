@@ -8,7 +8,7 @@ from torch import Tensor
 from infra.weights.quantization import quantized
 from infra.weights.whole import PublicModel
 from rl.config import PolicyConfig
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.policy import DTYPES, Policy, copied_weights
 
 

@@ -93,7 +93,7 @@ class RewardModel:
 
     def _load(self) -> "Scoring":
         from rl.learning.scoring import Scoring
-        from rl.reward_model import load_reward_model
+        from rl.loading.reward_model import load_reward_model
 
         try:
             with store.read_folder(self.uri) as folder:

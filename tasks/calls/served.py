@@ -17,7 +17,7 @@ from infra.cluster.timeline import waiting_for_weights
 from infra.weights.quantization import restored
 from infra.weights.version import PolicyVersion
 from rl.config import SamplingConfig
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling.served import require_same, require_taken, sample_served

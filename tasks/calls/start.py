@@ -9,7 +9,7 @@ from infra.storage import store
 from infra.storage.fence import Fence
 from rl.config import TINY, PolicyConfig
 from rl.environments.interface import Interface
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.records import Problem
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def check_configuration(
     """
     import torch
 
+    from rl.loading.parity import refuse_by_type
     from rl.model.lora import adapted_layers
     from rl.model.policy import Policy
     from rl.model.skeleton import META, skeleton
     from rl.model.tiny import build_tokenizer
     from rl.model.tokenizer import read_tokenizer
-    from rl.parity import refuse_by_type
 
     model = skeleton(policy.model)
     refuse_by_type(model, policy.model)
@@ -133,7 +133,7 @@ def weights_of(source: str) -> Iterator[str]:
 
 def load_start(source: str, policy: PolicyConfig) -> "Policy":
     """The model that a run starts from, with float32 weights. Raises UnknownModelError and NoRoomError."""
-    from rl.loading import load_policy
+    from rl.loading.policy import load_policy
 
     with weights_of(source) as path:
         return load_policy(path, policy, master=True)

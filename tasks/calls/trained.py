@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from pydantic import JsonValue
 
 from infra import disk
-from infra.cluster.dispatch import leave_thread
 from infra.cluster.resident import drop, resident, resident_now
+from infra.dispatch.dispatch import leave_thread
 from infra.runs import checkpoints
 from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.remains import CheckpointsLostError, refuse_to_begin_anew
@@ -26,8 +26,8 @@ from infra.storage.manifest import NotThere
 from infra.storage.retry_policy import RetryPolicy
 from infra.weights.version import Published, SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.schedules import decayed
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Learned
 from tasks.calls.held import held
 

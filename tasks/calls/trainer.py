@@ -10,8 +10,8 @@ from pydantic import JsonValue
 
 from infra.runs.checkpoints import MODEL, base_uri
 from infra.storage import place, store
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import TINY
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.records import Batch, Learned
 from tasks.calls.scorer import ReferenceSchedule
 from tasks.calls.start import take_checked
@@ -102,7 +102,7 @@ class Trainer(Trained["Learner"]):
 
     def _saved_policy(self, checkpoint: Path, warn: Callable[[str], None]) -> "Policy":
         """That of a checkpoint. A frozen model that is missing or damaged is stored anew."""
-        from rl.loading import load_policy
+        from rl.loading.policy import load_policy
         from tasks.calls.base import BaseDamaged, base_of, mended_base
 
         if not self.policy.lora.rank:

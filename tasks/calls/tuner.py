@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from infra.cluster.resident import drop, resident
 from infra.weights.version import SyncConfig
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import SamplingConfig
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.problems.examples import Example
 from rl.records import Learned
 from tasks.calls.start import load_start, weights_of
@@ -109,7 +109,7 @@ class Tuner(Trainer):
     def _load_start(self) -> "Policy":
         if not self._objective.of_rewards:
             return load_start(self.source, self.policy)
-        from rl.reward_model import load_reward_model
+        from rl.loading.reward_model import load_reward_model
 
         with weights_of(self.source) as path:
             return load_reward_model(path, self.policy, master=True, fresh=True)
@@ -124,7 +124,7 @@ class Tuner(Trainer):
     def _saved_policy(self, checkpoint: Path, warn: Callable[[str], None]) -> "Policy":
         if not self._objective.of_rewards:
             return super()._saved_policy(checkpoint, warn)
-        from rl.reward_model import load_reward_model
+        from rl.loading.reward_model import load_reward_model
 
         return load_reward_model(str(checkpoint), self.policy, master=True)
 

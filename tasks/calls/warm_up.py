@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from infra.cluster.resident import drop
 from infra.storage import store
 from rl.config import PolicyConfig
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.problems.shown import shown
 from tasks.calls.held import held
 

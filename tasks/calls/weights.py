@@ -39,7 +39,7 @@ class Weights:
         """The policy of this version, new in memory; with adapters on the frozen model of its run. ``check`` is called
         while the storage is away, and may raise. Raises as `Mirror.at` and `load_policy` do, and BaseDamaged."""
         from infra.weights.quantization import restored
-        from rl.loading import load_policy
+        from rl.loading.policy import load_policy
         from tasks.calls.base import base_of
 
         with mirror.at(version, check) as found:

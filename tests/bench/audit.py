@@ -19,7 +19,7 @@ import torch
 from rl.audit import divergence
 from rl.config import PolicyConfig, SamplingConfig
 from rl.learning.scoring import Scoring
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.policy import Policy
 from rl.problems.made.arithmetic import stream
 from rl.records import Rollouts

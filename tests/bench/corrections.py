@@ -20,16 +20,16 @@ import torch
 from flows.config import TrainConfig
 from flows.options.reading import read_config
 from flows.start.defaults import with_defaults
-from rl.algorithm_config import AlgorithmSpec
-from rl.correction_config import CorrectionConfig
 from rl.learning import corrections
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.correction_config import CorrectionConfig
 from rl.learning.learner import Learner
 from rl.learning.logprobs import completion_logprobs
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.records import Batch
 from rl.sampling.sampler import sample
 from tasks.judge import judge
-from tasks.problem_set import ProblemSet, open_problems
+from tasks.sets.problem_set import ProblemSet, open_problems
 
 AGES = (1, 2, 4, 8)
 CHOICES = {

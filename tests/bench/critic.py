@@ -27,14 +27,14 @@ from rl.learning.critic import CriticLearner, explained_variance, token_values
 from rl.learning.packing import Packed
 from rl.learning.scoring import Scoring
 from rl.learning.states import predicting_states
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.blocks import in_blocks
 from rl.model.policy import Policy
 from rl.model.value import value_model
 from rl.records import Batch
 from rl.sampling.sampler import sample
 from tasks.judge import judge
-from tasks.problem_set import open_problems
+from tasks.sets.problem_set import open_problems
 
 Floats = NDArray[np.float64]
 PLACES = ("all", "first", "last")

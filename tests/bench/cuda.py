@@ -19,8 +19,8 @@ import torch
 
 from flows.benches.qwen import VOCABULARY, random_qwen
 from flows.benches.update import learner_of, random_batch
-from rl.algorithm_config import AlgorithmSpec
 from rl.learning import passes
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.model.policy import Policy
 from rl.model.tiny import build_tokenizer
 from rl.sampling.engine import complete

@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infra.runs.metric_log import read_metrics
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig, SamplingConfig
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.scoring import Scoring
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem, Rollouts
 from rl.sampling.sampler import sample
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from infra.cluster.cluster import cluster
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import Offer, PlacementConfig
-from infra.cluster.shares import Sizes
-from infra.cluster.speeds import Made
+from infra.dispatch.dispatch import Dispatch
+from infra.dispatch.shares import Sizes
+from infra.dispatch.speeds import Made
 
 FAST, SLOW, TIMES = "generator-0", "generator-1", 3
 PROMPTS, LEASE, SECONDS = 32, 16, 30.0

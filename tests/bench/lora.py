@@ -18,13 +18,13 @@ from flows.benches.qwen import LAYERS, VOCABULARY, random_qwen
 from flows.benches.update import random_batch
 from flows.start.defaults import ADAPTERS, RATE
 from infra.weights.difference import DIFFERENCE, write_difference
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
-from rl.loading import load_policy
+from rl.learning.optimizer_config import OptimizerConfig
+from rl.loading.policy import load_policy
 from rl.lora_config import LoraConfig
 from rl.model.tiny import build_tokenizer
-from rl.optimizer_config import OptimizerConfig
 from tasks.calls.published import as_published
 
 PROMPT = 64  # tokens

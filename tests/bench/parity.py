@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import transformers
 
 from rl.config import PolicyConfig
-from rl.loading import load_policy
+from rl.loading.parity import LIST, measure
+from rl.loading.policy import load_policy
 from rl.model.policy import UnknownModelError
 from rl.model.tiny import build_tokenizer
-from rl.parity import LIST, measure
 from tests.bench.architectures import ARCHITECTURES, Architecture, build
 
 

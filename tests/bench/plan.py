@@ -34,8 +34,8 @@ from flows.planner.measured import MeasuredStep, costs_of, measured_step
 from flows.planner.probe import probes, tags_of_workers
 from flows.run.workplace import Workplace, open_workplace, present
 from flows.start.runs import local_folder
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import WORKER, PlacementConfig, offers
+from infra.dispatch.dispatch import Dispatch
 from infra.home import rlvf_home
 from infra.planning.costs import Costs, Places, listed
 from infra.planning.plan import plan, predicted

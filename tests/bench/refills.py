@@ -1,5 +1,5 @@
 """How long generators idle while groups that teach nothing are replaced: with waves, each of which waits for the
-verdicts on all leases of the one before it, and as `tasks.refills` draws them.
+verdicts on all leases of the one before it, and as `tasks.batch.refills` draws them.
 
 Runs in a local cluster whose two generators are slowed (`tests.bench.plan`), one of them three times as much as the
 other, in turns: the same seed, the same policy all along, the same batches. `idle` is the share of a step's seconds in
@@ -36,7 +36,7 @@ from flows.run.workplace import Workplace, open_workplace
 from infra.cluster.placement import offers
 from infra.runs.metric_log import read_metrics
 from infra.runs.rollouts import read_rollouts
-from tasks.refills import Refills
+from tasks.batch.refills import Refills
 from tests.bench.plan import recorded, slowed
 
 SLOW: Mapping[str, float] = {"generator-0": 3.0, "generator-1": 9.0}  # times as long as it takes

@@ -17,7 +17,7 @@ def perturbed(lab: Any) -> Iterator[str]:
     """The name of a worker that samples, meanwhile, from another first layer than it is given."""
 
     def perturb() -> None:
-        import rl.loading as loading
+        import rl.loading.policy as loading
         from rl.model.policy import Policy
 
         def noisy(policy: Any) -> None:
@@ -42,7 +42,7 @@ def perturbed(lab: Any) -> Iterator[str]:
         loading.load_policy, Policy.load_weights = load_policy, load_weights  # type: ignore[assignment,method-assign]
 
     def mend() -> None:
-        import rl.loading as loading
+        import rl.loading.policy as loading
         from infra.cluster.resident import drop
         from rl.model.policy import Policy
 

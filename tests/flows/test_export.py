@@ -17,7 +17,7 @@ from transformers.utils.logging import enable_progress_bar
 from flows.cli import main
 from infra.weights.whole import write_whole
 from rl.config import PolicyConfig
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.lora_config import LoraConfig
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from flows.run import workplace
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import offers
+from infra.dispatch.dispatch import Dispatch
 from infra.runs.metric_log import MetricLog, read_metrics
 from infra.runs.rollouts import kept_steps
 from infra.storage import store

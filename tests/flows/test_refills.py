@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.runs.rollouts import read_rollouts
-from tasks.refills import Refills
+from tasks.batch.refills import Refills
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from distributed import Client
 
 from flows.run import recovery
 from flows.run.page import CancelledOnPage
-from infra.cluster.calls import SchedulerLostError
+from infra.dispatch.calls import SchedulerLostError
 from tests.conftest import free_port, listens, running_scheduler
 from tests.processes import started, until
 

@@ -90,7 +90,7 @@ def test_a_path_that_cannot_be_read_is_named_without_its_secrets(monkeypatch: py
     from flows.config import TrainConfig
     from flows.start.runs import with_secrets, without_secrets
     from rl.config import ProblemsConfig, VerifierConfig
-    from tasks.problem_set import open_problems
+    from tasks.sets.problem_set import open_problems
 
     address = f"http://me:{PLANTED}@127.0.0.1:1/sums.csv?token={PLANTED}"
     with pytest.raises(ValueError, match=r"http://\*\*\*@127.0.0.1:1/sums.csv\?token=\*\*\*") as refused:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl.config import PolicyConfig
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.sampling.server import ServerError
 from tests.conftest import free_port
 from tests.rl.sampling.vllm_like import vllm_like

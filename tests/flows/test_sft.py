@@ -16,11 +16,11 @@ from flows.finetune_config import SftConfig
 from flows.run.display import Display
 from flows.run.prefect_session import PrefectSession
 from flows.run.workplace import Workplace, present
-from infra.cluster.calls import DispatchStoppedError
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.training_lock import training, training_lock
-from tasks.failures import Failures
+from infra.dispatch.calls import DispatchStoppedError
+from infra.dispatch.dispatch import Dispatch
+from tasks.batch.failures import Failures
 from tasks.warm_up import is_kept
 from tests.processes import until
 

@@ -89,7 +89,7 @@ def leaver(lab: Any, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_generator_that_is_asked_to_leave_in_the_middle_of_its_lease_loses_no_token(lab: Any, leaver: Path) -> None:
-    """It does not go: how the cluster lets it go is tested in tests/infra/cluster/test_slices.py."""
+    """It does not go: how the cluster lets it go is tested in tests/infra/dispatch/test_slices.py."""
     name = lab.new_name()
     run = lab.run_folder(name)
     scheduler, (address, _) = lab.client.scheduler, lab.worker("verifier-0")

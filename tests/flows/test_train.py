@@ -22,9 +22,9 @@ from infra.weights.publisher import Publisher
 from infra.weights.version import SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Problem
+from tasks.batch.collection import Collection
+from tasks.batch.lease import Lease
 from tasks.calls.generator import BrokenPolicyError, Generator
-from tasks.collection import Collection
-from tasks.lease import Lease
 from tests.processes import until
 
 EACH_STEP = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rl.audit import AuditConfig, Audited, compared, divergence, draws, figures, who_is_wrong
 from rl.config import PolicyConfig, SamplingConfig
 from rl.learning.scoring import Scoring
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.policy import Policy
 from rl.records import Maker, Problem, Rollouts
 from rl.sampling.sampler import sample

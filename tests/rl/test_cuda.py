@@ -13,20 +13,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.learning import passes
 from rl.learning.learner import Learner
+from rl.loading.parity import measure
 from rl.model import blocks
 from rl.model.blocks import WIDTH, Run, block_mask
 from rl.model.memory import free_bytes, spare_bytes
 from rl.model.policy import Policy
 from rl.model.products import wide_product
-from rl.parity import measure
 from rl.records import Batch
 from rl.sampling.engine import Engine
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 from tests.bench.parity import findings
+from tests.rl.loading.test_parity import AGREE, chosen
 from tests.rl.sampling.test_engine import check_same
 from tests.rl.sampling.test_strides import added, run
-from tests.rl.test_parity import AGREE, chosen
 from tests.rl.updates import PLAIN, Make, gradient_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -13,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from infra.cluster import settings
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import SamplingConfig
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
+from rl.learning.optimizer_config import OptimizerConfig
+from rl.loading.parity import measure
 from rl.model import memory, processor
 from rl.model.memory import DEVICE_PROCESSES, NoRoomError, reserve, spare_bytes, yield_memory
 from rl.model.policy import Policy
-from rl.optimizer_config import OptimizerConfig
-from rl.parity import measure
 from rl.records import Batch, Problem
 from rl.sampling.sampler import sample
 

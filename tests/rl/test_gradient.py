@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.reinforce import Reinforce
 from rl.config import PolicyConfig
 from rl.learning import optimized as optimized_module
 from rl.learning import update as update_module
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
 from rl.learning.optimized import loss_scale
 from rl.learning.packing import Packed
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.policy import Policy, save_policy
 from rl.records import Batch
 from tests.rl.updates import (

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.model.policy import Policy
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem, Rollouts
 
 Make = Callable[..., Policy]

@@ -8,11 +8,11 @@ from infra.cluster.placement import Offer
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
-from tasks.batch_config import BatchConfig
-from tasks.collection import Collection
-from tasks.lease import Lease, Slice
-from tasks.problem_set import ProblemSet
-from tasks.rollout_batch import RolloutBatch
+from tasks.batch.batch_config import BatchConfig
+from tasks.batch.collection import Collection
+from tasks.batch.lease import Lease, Slice
+from tasks.batch.rollout_batch import RolloutBatch
+from tasks.sets.problem_set import ProblemSet
 
 ALL = [True] * 1000
 

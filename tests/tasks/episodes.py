@@ -21,10 +21,10 @@ from rl.records import Problem, Rollouts
 from rl.sampling.engine import to_the_end
 from rl.sampling.kept import Kept
 from rl.sampling.sampler import sample
+from tasks.batch.lease import Lease, Slice
+from tasks.batch.slices import Slices
 from tasks.calls.episodes import play
 from tasks.calls.generator import Generator
-from tasks.lease import Lease, Slice
-from tasks.slices import Slices
 from tasks.turns import Episodes, in_turns
 
 SAMPLES, LIMIT = 3, 48

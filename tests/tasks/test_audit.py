@@ -8,10 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from infra.cluster.calls import SchedulerLostError
-from infra.cluster.durations import Durations
 from infra.cluster.exclusions import Exclusions
 from infra.cluster.placement import Offer, PlacementConfig
+from infra.dispatch.calls import SchedulerLostError
+from infra.dispatch.durations import Durations
 from infra.storage.manifest import NotThere
 from infra.weights.version import PolicyVersion
 from rl.audit import AuditConfig, AuditScores, draws
@@ -20,10 +20,10 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.graph import AUDIT
 from rl.records import Maker, Rollouts
 from tasks.audit import Audits, audit
+from tasks.batch.collection import Collection
+from tasks.batch.lease import Lease
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Referee
-from tasks.collection import Collection
-from tasks.lease import Lease
 from tests.tasks.batches import config, problem_set, rollouts, whole
 
 GENERATOR = Generator(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=0)

@@ -7,8 +7,8 @@ import numpy as np
 from rl.graph import AUDIT
 from rl.records import Maker
 from tasks.audit import audit
-from tasks.collection import Collection
-from tasks.lease import Lease, Slice
+from tasks.batch.collection import Collection
+from tasks.batch.lease import Lease, Slice
 from tests.tasks.batches import config, problem_set, rollouts
 from tests.tasks.test_audit import AUDITS, A, B, C, Cluster
 from tests.tasks.test_audit_gaps import made_by, reopened

@@ -5,7 +5,7 @@ from typing import Any, cast
 from infra.cluster.placement import Offer
 from rl.graph import AUDIT
 from tasks.audit import audit, doubts
-from tasks.collection import Collection
+from tasks.batch.collection import Collection
 from tests.tasks.batches import config, problem_set, rollouts, verdicts, whole
 from tests.tasks.test_audit import AUDITS, A, B, C, Cluster, off
 

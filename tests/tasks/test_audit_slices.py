@@ -8,8 +8,8 @@ import numpy as np
 from rl.audit import AuditConfig
 from rl.graph import AUDIT
 from rl.records import Maker, Rollouts
-from tasks.collection import Collection
-from tasks.lease import Lease, Slice
+from tasks.batch.collection import Collection
+from tasks.batch.lease import Lease, Slice
 from tests.tasks.batches import config, problem_set
 from tests.tasks.test_audit import AUDITS, A, B, C, Cluster
 

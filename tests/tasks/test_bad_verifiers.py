@@ -17,17 +17,17 @@ from distributed import Client
 
 from infra.cluster.cluster import cluster
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
+from infra.dispatch.dispatch import Dispatch
 from infra.errors import worker_of
 from rl.environments.spec import EnvironmentSpec, EnvironmentSpecError
 from rl.judging import Judgement
 from rl.records import Problem
 from rl.verifiers.spec import VerifierError, VerifierSpec
 from tasks import verify
-from tasks.collection import Collection
-from tasks.lease import Lease
-from tasks.rollout_batch import RolloutBatch
+from tasks.batch.collection import Collection
+from tasks.batch.lease import Lease
+from tasks.batch.rollout_batch import RolloutBatch
 from tasks.turns import check_environment
 from tests.tasks.batches import config, problem_set, rollouts
 

@@ -7,10 +7,10 @@ import pytest
 from infra.cluster.resident import drop
 from infra.storage.fence import Fence
 from rl.config import PolicyConfig
-from rl.loading import load_policy
+from rl.learning.optimizer_config import OptimizerConfig
+from rl.loading.policy import load_policy
 from rl.model.policy import Policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Instructions, Problem
 from tasks.calls.start import check_policy, take_checked
 

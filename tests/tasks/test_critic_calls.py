@@ -21,12 +21,12 @@ from infra.storage import store
 from infra.storage.fence import Fence
 from infra.storage.lock import acquire
 from infra.weights.version import SyncConfig
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig, SamplingConfig
-from rl.critic_config import CriticConfig
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.critic import token_values
+from rl.learning.critic_config import CriticConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import pack, rows_of
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem, Rollouts
 from tasks.calls.critic import Critic, Valuer
 from tasks.calls.trained import drop_publisher

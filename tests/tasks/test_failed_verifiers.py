@@ -11,8 +11,8 @@ import pytest
 from infra.runs.metric_log import MetricLog
 from rl.judging import BrokenVerifierError, Judgement
 from rl.verifiers.spec import VerifierSpec
-from tasks.collection import Collection
-from tasks.rollout_batch import REASONS, counted, few_reasons
+from tasks.batch.collection import Collection
+from tasks.batch.rollout_batch import REASONS, counted, few_reasons
 from tests.tasks.batches import config, groups, problem_set, rollouts
 
 

@@ -15,8 +15,8 @@ from distributed import Client
 
 from infra.cluster.cluster import cluster
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
+from infra.dispatch.dispatch import Dispatch
 from infra.storage.manifest import StoreError, Torn
 from infra.weights.version import PolicyVersion
 from rl.audit import AuditConfig, AuditScores
@@ -26,14 +26,14 @@ from rl.judging import Judgement
 from rl.records import Maker, Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.audit import Audits, audit
-from tasks.batch_config import BatchConfig
+from tasks.batch.batch_config import BatchConfig
+from tasks.batch.collection import Collection
+from tasks.batch.rollout_batch import RolloutBatch
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Referee
-from tasks.collection import Collection
 from tasks.generate import Admission, generate
 from tasks.mending import Mend, no_mend
-from tasks.problem_set import ProblemSet
-from tasks.rollout_batch import RolloutBatch
+from tasks.sets.problem_set import ProblemSet
 from tests.processes import until
 
 pytestmark = pytest.mark.slow

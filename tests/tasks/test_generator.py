@@ -20,7 +20,7 @@ from infra.weights.mirror import Mirror
 from infra.weights.version import PolicyVersion, published_version, weights_uri
 from infra.weights.whole import describe, keep_whole
 from rl.config import PolicyConfig, SamplingConfig
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model import memory
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.tiny import build_model, build_tokenizer
@@ -111,7 +111,7 @@ def test_an_evaluation_of_a_run_that_trains_samples_with_its_model_whose_version
         loaded.append(path)
         return load_policy(path, *given, **named)
 
-    monkeypatch.setattr("rl.loading.load_policy", loading)
+    monkeypatch.setattr("rl.loading.policy.load_policy", loading)
     problem = Problem("add 1 and 2", "1 + 2", "here:1")
     evaluation = replace(SPEC, policy=SPEC.policy.model_copy(update={"model": "run"}))  # as it is named there
     for spec, version in ((SPEC, newest), (evaluation, older)):

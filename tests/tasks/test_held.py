@@ -17,11 +17,11 @@ from infra.cluster.room import Room
 from infra.storage import store
 from infra.storage.lock import acquire
 from rl.config import SamplingConfig
+from rl.loading.reward_model import load_reward_model
 from rl.model.memory import NoRoomError
 from rl.model.parking import Device, ModelMemory
 from rl.model.policy import save_policy
 from rl.records import Problem
-from rl.reward_model import load_reward_model
 from tasks.calls import held
 from tasks.calls.critic import Valuer
 from tasks.calls.generator import Generator

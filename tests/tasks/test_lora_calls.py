@@ -16,10 +16,10 @@ from infra.runs.checkpoints import CheckpointConfig
 from infra.storage.faults import explained
 from infra.storage.lock import acquire
 from infra.weights.version import SyncConfig, newest_version
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig, SamplingConfig
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.lora_config import LoraConfig, OtherBaseError
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem
 from tasks.calls.base import BaseDamaged, BaseLost
 from tasks.calls.generator import Generator, prefetch

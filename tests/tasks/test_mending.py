@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from infra.cluster.shares import Sizes
-from infra.cluster.speeds import Made
+from infra.dispatch.shares import Sizes
+from infra.dispatch.speeds import Made
 from infra.storage.manifest import NotThere, StoreError, Torn
 from tasks.mending import Mend, Mending, leased, no_mend
 

@@ -13,8 +13,8 @@ from rl.sampling.kept import Kept
 from rl.sampling.sampler import sample
 from rl.verifiers.spec import VerifierSpec
 from tasks import verify
-from tasks.lease import Lease
-from tasks.problem_set import ProblemSet
+from tasks.batch.lease import Lease
+from tasks.sets.problem_set import ProblemSet
 from tasks.turns import judged_episodes
 from tests.tasks.episodes import LIMIT, PROBLEMS, SAMPLES, SPEC, Here, fresh_policy, played
 

@@ -13,7 +13,7 @@ from infra.weights.quantization import restored
 from infra.weights.version import PolicyVersion
 from infra.weights.whole import describe, read_whole, write_whole
 from rl.config import PolicyConfig
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.lora_config import LoraConfig
 from rl.model.lora import merged_weights
 from rl.model.policy import save_policy

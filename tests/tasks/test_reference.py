@@ -17,12 +17,12 @@ from infra.runs.checkpoints import CheckpointConfig
 from infra.storage.fence import Fence
 from infra.storage.lock import acquire
 from infra.weights.version import SyncConfig
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig, SamplingConfig
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.lora_config import LoraConfig
 from rl.model.policy import Policy, UnknownModelError, save_policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem, Rollouts
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Scorer

@@ -3,8 +3,8 @@
 import pytest
 from distributed import Client
 
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
+from infra.dispatch.dispatch import Dispatch
 from rl.verifiers.spec import VerifierSpec
 from tasks.reward import check_rewards
 from tests.lone_worker import lone_worker

@@ -14,10 +14,10 @@ from infra.storage import store
 from infra.storage.manifest import Torn
 from rl.config import PolicyConfig
 from rl.judging import Judgement
+from rl.loading.reward_model import load_reward_model
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem, Rollouts
-from rl.reward_model import load_reward_model
 from rl.verifiers.spec import VerifierError, VerifierSpec
 from tasks.calls.reward import (
     BrokenRewardModelError,

@@ -16,18 +16,18 @@ from distributed import Client
 
 from infra.cluster.cluster import cluster
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
+from infra.dispatch.dispatch import Dispatch
 from infra.storage.manifest import Torn
 from infra.weights.version import PolicyVersion
 from rl.config import PolicyConfig
 from rl.graph import SCORES
 from rl.records import Rollouts
+from tasks.batch.collection import Collection
+from tasks.batch.rollout_batch import RolloutBatch
 from tasks.calls.scorer import Scorer
 from tasks.calls.weights import Weights
-from tasks.collection import Collection
 from tasks.reference import ReferenceLost
-from tasks.rollout_batch import RolloutBatch
 from tasks.score import ReferenceScores, score
 from tests.tasks.batches import ALL, config, problem_set, rollouts, verdicts
 

@@ -15,12 +15,12 @@ from infra.storage import store
 from infra.storage.fence import Fence
 from infra.storage.lock import acquire
 from infra.weights.version import SyncConfig
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig, SamplingConfig
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
-from rl.loading import load_policy
+from rl.learning.optimizer_config import OptimizerConfig
+from rl.loading.policy import load_policy
 from rl.model import memory
-from rl.optimizer_config import OptimizerConfig
 from tasks.calls.trained import drop_publisher
 from tasks.calls.trainer import Trainer
 

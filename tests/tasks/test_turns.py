@@ -14,7 +14,7 @@ from rl.records import Problem
 from rl.sampling.conversation import Conversation
 from rl.sampling.kept import Kept
 from rl.sampling.scheduling import Draw
-from tasks.lease import Lease
+from tasks.batch.lease import Lease
 from tasks.turns import judged_episodes
 from tests.tasks.episodes import PROBLEMS, SAMPLES, SPEC, TEXT, Here, fresh_policy, played, rows, sorted_rows
 

@@ -6,18 +6,18 @@ from typing import Any, cast
 
 import pytest
 
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.resident import drop
+from infra.dispatch.dispatch import Dispatch
 from infra.storage import store
 from infra.weights.version import published_version
 from infra.weights.whole import keep_whole
 from rl.config import PolicyConfig
 from rl.learning import supervised
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.supervised import demonstrations
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.optimizer_config import OptimizerConfig
 from rl.problems.made.grammar import stream
 from rl.problems.shown import Shown
 from rl.records import Problem, Rollouts

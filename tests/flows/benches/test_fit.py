@@ -7,7 +7,7 @@ import pytest
 
 from flows.cli import main
 from flows.commands.doctor import check_fit
-from rl import capacity
+from rl.loading import capacity
 from rl.model import memory
 from rl.model.policy import choose_device, choose_dtype, dtype_name
 from rl.model.tiny import build_model, build_tokenizer

@@ -10,8 +10,8 @@ import pytest
 from flows.benches.generators import WARM_UP, asleep, figure
 from flows.benches.simulated import Kind, SimulatedClient
 from flows.cli import main
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig
+from infra.dispatch.dispatch import Dispatch
 from tests.processes import until
 
 

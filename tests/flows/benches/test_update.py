@@ -10,7 +10,7 @@ import torch
 
 from flows.benches import update
 from flows.cli import main
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.model.lora import adapters_of
 from rl.model.policy import choose_device, choose_dtype, dtype_name
 from tests.rl.updates import moments

@@ -13,7 +13,7 @@ from flows.commands import train
 from flows.config import TrainConfig
 from flows.start.runs import Run
 from rl.judging import BrokenVerifierError
-from tasks.problem_set import open_problems
+from tasks.sets.problem_set import open_problems
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 

@@ -18,10 +18,10 @@ import pytest
 from distributed import Client
 
 from flows.cli import main
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, offers
 from infra.cluster.reach import parse_address
 from infra.cluster.settings import dask_environment
+from infra.dispatch.dispatch import Dispatch
 from infra.security.tls import dask_security, tls_environment
 from infra.services.scheduler import ask
 from tests.processes import of_each, until

@@ -11,9 +11,9 @@ from flows.planner.calls import graph_named
 from flows.planner.memory import memory, sizes
 from infra.runs.record import Record, read_record
 from rl.learning.learner import Learner
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.model.policy import Policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.optimizer_config import OptimizerConfig
 from tests.flows.planner.kept_run import keep_run, keep_version
 
 PPO = graph_named("ppo", kl=True, calls=["reward"])

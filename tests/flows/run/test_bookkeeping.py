@@ -11,8 +11,8 @@ from flows.run import bookkeeping
 from flows.run.bookkeeping import Bookkeeping
 from flows.start.runs import Run
 from flows.start.tracked import mlflow_run, save_mlflow_run
-from infra.cluster.calls import Calls
 from infra.cluster.placement import Offer, PlacementConfig
+from infra.dispatch.calls import Calls
 from infra.runs.metric_log import MetricLog, read_metrics
 from infra.runs.record import read_record
 

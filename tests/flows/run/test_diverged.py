@@ -3,7 +3,7 @@
 import pytest
 
 from flows.run.diverged import REFUSALS, DivergedError, stop_if_diverged
-from rl.critic_config import OF_CRITIC
+from rl.learning.critic_config import OF_CRITIC
 from rl.records import Learned
 
 

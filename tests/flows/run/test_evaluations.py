@@ -16,13 +16,13 @@ from flows.report.html import write_report
 from flows.report.summary import summary
 from flows.run.plans import plans, problems_to_check
 from flows.start.runs import Run
-from infra.cluster.dispatch import Dispatch
+from infra.dispatch.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
 from infra.runs.metric_log import read_metrics
 from infra.runs.record import read_record
 from infra.storage import store
 from rl.problems.tables import ProblemError
-from tasks.problem_set import open_problems
+from tasks.sets.problem_set import open_problems
 
 GRADED = """
 def reward(problem, completion):

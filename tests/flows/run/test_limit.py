@@ -17,7 +17,7 @@ from infra.runs.record import Record
 from rl.config import ProblemsConfig, VerifierConfig
 from rl.verifiers.spec import VerifierSpec
 from tasks.own_algorithm import open_algorithm
-from tasks.problem_set import open_problems
+from tasks.sets.problem_set import open_problems
 from tests.flows.planner.test_limits import GRAPH, JETSON, Lived
 from tests.flows.run.test_artifacts import artifacts
 

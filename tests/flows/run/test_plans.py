@@ -12,7 +12,7 @@ from flows.start.as_trained import asked_of_run
 from flows.start.runs import without_secrets
 from rl.judging import judge
 from rl.verifiers.built_in.countdown import INSTRUCTIONS
-from tasks.problem_set import open_problems, problems_to_solve
+from tasks.sets.problem_set import open_problems, problems_to_solve
 from tests.flows.run.test_evaluations import configured
 
 

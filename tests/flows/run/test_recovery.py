@@ -21,14 +21,14 @@ from flows.run.prefect_session import PrefectSession
 from flows.run.recovery import Progress, with_recovery
 from flows.run.workplace import Workplace, open_workplace
 from flows.start.runs import Run
-from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.training_lock import training, training_lock
+from infra.dispatch.calls import PoisonedCallError, SchedulerLostError, TakeoverError
+from infra.dispatch.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
+from tasks.batch.failures import Failures
 from tasks.calls.trained import StepsLostError
-from tasks.failures import Failures
 from tests.conftest import free_port
 from tests.processes import until
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows.run.display import Display
-from infra.cluster import watch
+from infra.dispatch import watch
 from tests.faulty_s3 import FaultyS3, faulty_s3
 from tests.processes import until
 

@@ -16,7 +16,7 @@ from rl.environments import opened
 from rl.environments.episode import Episode
 from rl.environments.spec import EnvironmentSpecError
 from rl.model.tiny import build_model, build_tokenizer
-from tasks.problem_set import open_problems, problems_to_solve
+from tasks.sets.problem_set import open_problems, problems_to_solve
 from tests.flows.commands.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("home_folder")

@@ -12,7 +12,7 @@ from flows.start.runs import PROBLEMS, Run, without_secrets
 from flows.start.trust import remember
 from rl.problems.tables import ProblemError
 from rl.verifiers.built_in.gsm8k import INSTRUCTIONS
-from tasks.problem_set import open_problems
+from tasks.sets.problem_set import open_problems
 
 HEAD = "python_expression,natural_language\n"
 

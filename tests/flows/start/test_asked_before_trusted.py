@@ -9,7 +9,7 @@ from flows.start.resume import resume_with
 from flows.start.trust import NotTrustedError, trusted
 from infra.storage.files import PathError
 from rl.config import VerifierConfig
-from tasks.named_set import LARGEST, open_verifier
+from tasks.sets.named_set import LARGEST, open_verifier
 from tests.flows.start.elsewhere import saved
 from tests.flows.start.site import Site
 

@@ -10,8 +10,8 @@ from transformers import Qwen3Config
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
 from flows.start.defaults import notes_on_staleness, notes_on_tiny, parameters, with_defaults, with_eval_defaults
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
 

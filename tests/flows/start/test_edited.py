@@ -10,7 +10,7 @@ from flows.config import TrainConfig
 from flows.options.reading import read_config
 from flows.start.edited import SOURCES, edited, save_sources
 from infra.storage.typed import DamagedError
-from tasks.problem_set import ProblemSet, open_problems
+from tasks.sets.problem_set import ProblemSet, open_problems
 
 REWARD = "def reward(problem, completion):\n    return len(completion) / 100\n"
 

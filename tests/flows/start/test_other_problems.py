@@ -11,7 +11,7 @@ from flows.options.reading import read_config
 from flows.start.runs import PROBLEMS, Run, saved_problems
 from infra.storage.typed import DamagedError
 from rl.problems.tables import ProblemError
-from tasks.problem_set import ProblemSet, open_problems
+from tasks.sets.problem_set import ProblemSet, open_problems
 
 
 def begun(uri: str, **overrides: str) -> Run:

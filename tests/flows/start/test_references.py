@@ -11,8 +11,8 @@ from flows.start.finetunes import Finetune
 from flows.start.references import ReferenceNameError, check_reference, reference_source, with_named_reference
 from flows.start.runs import Run
 from flows.start.trust import untrusted_settings
-from tasks.example_set import ExampleSet
 from tasks.reference import RunVersion
+from tasks.sets.example_set import ExampleSet
 from tests.tasks.test_generator import published
 
 

@@ -10,7 +10,7 @@ from flows.options.reading import read_config
 from flows.start.runs import Run
 from flows.start.saved import END, saved_config
 from infra.runs.checkpoints import CONFIG, NotARun
-from rl.algorithm_config import CommonAlgorithmConfig
+from rl.learning.algorithm_config import CommonAlgorithmConfig
 
 
 @pytest.fixture

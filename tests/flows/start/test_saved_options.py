@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rl.algorithm_config import SAVED_BEFORE, AlgorithmConfig
 from rl.algorithms import ALGORITHMS
+from rl.learning.algorithm_config import SAVED_BEFORE, AlgorithmConfig
 from tests.packages_copy import packages_in, ran
 
 OTHERS_OPTIONS = '''
@@ -33,7 +33,7 @@ import json, sys
 from flows.options.reading import differences, read_config, to_yaml
 from flows.config import TrainConfig
 from flows.start.runs import without_secrets
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 
 for saved in json.load(open("saved.json")):

@@ -15,8 +15,8 @@ from flows.start.as_trained import asked_evaluation
 from flows.start.resume import resume_run
 from flows.start.trust import NotTrustedError, Program, refuse_swapped, remember, trusted, untrusted_settings
 from flows.train import train
-from tasks.named_set import open_verifier
 from tasks.own_algorithm import open_algorithm
+from tasks.sets.named_set import open_verifier
 from tests.flows.start.elsewhere import saved
 
 

@@ -14,7 +14,7 @@ from flows.start.trust import NotTrustedError, remember, trusted
 from infra.runs.checkpoints import NotARun
 from infra.storage import place
 from rl.problems.examples import Example
-from tasks.example_set import ExampleSet
+from tasks.sets.example_set import ExampleSet
 
 KINDS = {"sft": SftConfig, "dpo": DpoConfig, "reward-model": RewardModelConfig}
 SET = ExampleSet("some", [Example("a", "b", "x:1", completions=("b",))], [])

@@ -15,7 +15,7 @@ from flows.start.runs import SOURCES, Run, new_run
 from flows.start.saved import saved_config
 from flows.start.whole_paths import whole_problems, whole_verifier
 from infra.runs.metric_log import MetricLog
-from tasks.problem_set import open_problems
+from tasks.sets.problem_set import open_problems
 
 REWARD = "def reward(problem, completion):\n    return len(completion) % 2\n"
 OPTIONS = {"problems": "sums.jsonl", "verifier": "my_reward.py:reward", "held_out": "4", "sampling.max_tokens": "12"}

@@ -10,9 +10,9 @@ from distributed import Client, Security
 
 from infra.cluster.cluster import local_cluster
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import METRIC, PlacementConfig, PlacementError, check_sources, offers
 from infra.cluster.source import SOURCE, UNKNOWN, digest_of, source_digest
+from infra.dispatch.dispatch import Dispatch
 from tests.lone_worker import lone_worker
 from tests.processes import started, until
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.algorithm import Tokens
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.shaping import overlong_penalty
 from tests.rl.updates import judged
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 from rl.algorithms.algorithm import Tokens
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.records import Batch, Problem, Rollouts
 from tests.rl.updates import judged
 

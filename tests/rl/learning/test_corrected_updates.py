@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl.algorithm_config import AlgorithmSpec
-from rl.correction_config import CorrectionConfig
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.correction_config import CorrectionConfig
 from rl.learning.learner import Learner
 from rl.model import scores
 from rl.records import Batch

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.learning import corrections
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.corrections import KEPT, SQUARES, WEIGHTS, completion_means, near, truncated, within
 from rl.learning.objective import PassObjective, PolicyObjective
 from rl.records import Batch

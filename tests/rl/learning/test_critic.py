@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig
-from rl.critic_config import CriticConfig
 from rl.learning.critic import CriticLearner, explained_variance, token_values, value_loss
+from rl.learning.critic_config import CriticConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import pack, rows_of
+from rl.loading.parity import UnknownModelError, require_parity
+from rl.loading.value import load_value_model
 from rl.model.policy import Policy, save_policy
 from rl.model.value import ValueModel, value_model
-from rl.optimizer_config import OptimizerConfig
-from rl.parity import UnknownModelError, require_parity
 from rl.records import Batch, Rollouts
-from rl.value_loading import load_value_model
 from tests.bench.architectures import Architecture, build
 from tests.rl.architectures import each_of
 from tests.rl.learning.test_packing import GROUPS, Make, filled

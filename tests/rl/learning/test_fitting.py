@@ -15,11 +15,11 @@ from rl.config import PolicyConfig
 from rl.learning.fitting import fit, measured, optimize, scores
 from rl.learning.learner import Learner
 from rl.learning.objectives import BradleyTerry, DirectPreference, Imitation, Objective
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.passes import Accumulation
+from rl.loading.reward_model import load_reward_model
 from rl.model.policy import Policy, save_policy
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Rollouts
-from rl.reward_model import load_reward_model
 
 Make = Callable[..., Policy]
 Gradient = dict[str, Tensor]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import SamplingConfig
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem
 from rl.sampling.sampler import sample
 from tests.rl.updates import GRPO, PLAIN, REINFORCE, Judged, Make, identical, moments, off_policy, weights

@@ -15,16 +15,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from rl.config import PolicyConfig, SamplingConfig
 from rl.learning.learner import Learner
 from rl.learning.logprobs import token_scores
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import pack, rows_of
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.lora_config import LoraConfig, OtherBaseError
 from rl.model.lora import adapters_of, draw_adapters
 from rl.model.policy import Policy, UnknownModelError, save_policy
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem
 from rl.sampling.sampler import sample
+from tests.rl.loading.test_lora_architectures import TEXT, config, logits, trained
 from tests.rl.saved import Build, saved
-from tests.rl.test_lora_architectures import TEXT, config, logits, trained
 from tests.rl.updates import PLAIN, REINFORCE, gradient_of, identical, moments, weights
 
 Alone = Callable[..., Tensor]

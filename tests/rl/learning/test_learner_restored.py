@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rl.learning.learner import Learner
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.records import Batch
 from tests.rl.updates import PLAIN, REINFORCE, Make, identical, moments, weights
 
@@ -23,11 +23,11 @@ CONTINUE = """
 import pickle, sys
 from pathlib import Path
 import torch
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.learner import Learner
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 saved, batch, out, name, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
 policy = load_policy(saved, PolicyConfig(device="cpu"), master=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
 from rl.learning.logprobs import completion_logprobs
 from rl.learning.objective import divergence

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rl.learning.learner import Learner
-from rl.optimizer_config import OptimizerConfig
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem
 from rl.sampling.engine import Engine, complete
 from rl.sampling.slots import Slots

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.own import OwnAlgorithmError
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
 from rl.learning.trial import try_algorithm
 from rl.records import Batch

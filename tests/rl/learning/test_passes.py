@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig
 from rl.learning import passes
 from rl.learning import update as update_module
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
 from rl.learning.packing import Packed
 from rl.learning.passes import Passes
-from rl.loading import freeze
+from rl.loading.policy import freeze
 from rl.lora_config import LoraConfig
 from rl.model import memory
 from rl.model.memory import NoRoomError, is_out_of_memory
@@ -256,7 +256,7 @@ CHILD = """
 import json, resource, sys
 import torch
 from flows.benches.update import batch_of, learner_of
-from rl.algorithm_config import AlgorithmSpec
+from rl.learning.algorithm_config import AlgorithmSpec
 torch.set_num_threads(1)
 learner = learner_of(1, 600)
 learner.update(batch_of(64, 600), AlgorithmSpec(), 1.0)

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rl.learning import scoring
 from rl.learning.passes import Passes
 from rl.learning.scoring import Scoring
+from rl.loading.parity import UnknownModelError, require_parity
 from rl.model.memory import NoRoomError
 from rl.model.policy import Policy
-from rl.parity import UnknownModelError, require_parity
 from rl.records import Rollouts, concatenate
 from tests.bench.architectures import Architecture, build
 from tests.rl.architectures import each_of

@@ -6,9 +6,9 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.learning.learner import Learner
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.supervised import demonstrations, imitate
 from rl.model.policy import Policy
-from rl.optimizer_config import OptimizerConfig
 from rl.problems.made.grammar import stream
 from rl.problems.shown import Shown
 from rl.problems.shown import shown as demonstrated

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 from rl.algorithms.own import OwnAlgorithmError
-from rl.kl_config import KlConfig
+from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.kl_config import KlConfig
 from rl.learning.learner import Learner
 from rl.learning.trial import TAKEN, try_algorithm
 from rl.records import Batch

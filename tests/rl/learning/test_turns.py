@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 from rl.algorithms.algorithm import Tokens
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
 from rl.learning.objective import divergence
 from rl.learning.packing import pack, rows_of

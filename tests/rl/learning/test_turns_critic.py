@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.gae import returns_to_go
-from rl.critic_config import CriticConfig
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.critic import CriticLearner
+from rl.learning.critic_config import CriticConfig
 from rl.records import Batch
 from tests.rl.learning.test_critic import one_by_one, with_values
 from tests.rl.turns import REWARDS, conversations

@@ -12,16 +12,16 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rl.learning.packing import pack, rows_of
-from rl.loading import load_policy
+from rl.loading.parity import measure
+from rl.loading.policy import load_policy
 from rl.model.lora import adapters_of, merged_weights
 from rl.model.policy import Policy, UnknownModelError, save_base, save_policy
-from rl.parity import measure
 from tests.bench.architectures import ARCHITECTURES, Architecture, build
 from tests.rl.architectures import each_of
 from tests.rl.learning.test_packing import Make, filled
+from tests.rl.loading.test_architectures import by_autograd
+from tests.rl.loading.test_lora_architectures import check_gradients, config, logits, trained
 from tests.rl.saved import saved
-from tests.rl.test_architectures import by_autograd
-from tests.rl.test_lora_architectures import check_gradients, config, logits, trained
 
 MERGED_TOO = ("Qwen3", "Gemma 3n, text", "Gemma 4, text")
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from rl.config import PolicyConfig
 from rl.learning.learner import Learner
+from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.supervised import demonstrations, imitate
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.lora_config import LoraConfig
 from rl.model.parking import Device, ModelMemory
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.optimizer_config import OptimizerConfig
 from rl.problems.shown import shown
 
 OPTIMIZERS = {

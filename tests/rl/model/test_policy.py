@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig, SamplingConfig
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model import processor
 from rl.model.head import head_logits, hidden_states
 from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype, read_weights, save_policy

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import processors
 
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.policy import Policy
 from rl.model.prompting import prompt_tokens
 from rl.model.tiny import build_tokenizer

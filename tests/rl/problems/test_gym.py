@@ -18,7 +18,7 @@ from rl.verifiers.built_in import reasoning_gym
 from rl.verifiers.opened import opened
 from rl.verifiers.reading.gym import data_set, reward
 from rl.verifiers.spec import VerifierError, VerifierSpec
-from tasks.problem_set import open_problems, problems_to_solve
+from tasks.sets.problem_set import open_problems, problems_to_solve
 
 SLOW = {"futoshiki", "knight_swap", "puzzle24", "sokoban", "zebra_puzzles"}  # 0.1 to 0.7 s a problem
 LENIENT = {"game_of_life_halting"}  # takes all that does not say True for False

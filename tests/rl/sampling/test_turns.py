@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rl.config import SamplingConfig
-from rl.loading import load_policy
+from rl.loading.policy import load_policy
 from rl.model.policy import UnknownModelError, read_weights, save_policy
 from rl.model.tiny import build_tokenizer
 from rl.records import Problem

@@ -119,7 +119,7 @@ from flows.config import TrainConfig
 from flows.start import defaults
 from rl.config import ProblemsConfig, VerifierConfig
 from rl.verifiers.spec import VerifierSpec
-from tasks.problem_set import problems_to_solve
+from tasks.sets.problem_set import problems_to_solve
 print(VerifierSpec(name="shout").source == open("rl/verifiers/built_in/shout.py").read())
 problems = problems_to_solve((ProblemsConfig(path="q.jsonl"),), VerifierConfig(name="shout"), 0, 0)
 print(problems.held_out[0].instructions.system)

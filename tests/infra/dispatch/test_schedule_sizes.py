@@ -1,0 +1,133 @@
+"""Items that are cut to what suits each worker, in simulated time, whoever is slow, dies or joins."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from infra.dispatch.items import Item
+from infra.dispatch.schedule import Schedule
+from infra.dispatch.shares import Sizes
+from tests.infra.dispatch.generators import LENGTH, Cluster, Generator
+
+SIZES = Sizes(first=8, seconds=30.0)
+
+
+def cutting() -> Schedule:
+    count = Counter({0: 1})
+
+    def cut(item: Item, units: int) -> Item:
+        count[item.batch] += 1
+        return replace(item, index=count[item.batch] - 1, units=item.units - units)
+
+    return Schedule(10, cut=cut)
+
+
+def item(units: int, **more: object) -> Item:
+    return replace(Item((1,), 0, 0, units=units, sizes=SIZES), **more)  # type: ignore[arg-type]
+
+
+def units(leases: list) -> list[tuple[str, int]]:  # type: ignore[type-arg]
+    return [(lease.worker, lease.item.units) for lease in leases]
+
+
+def test_before_anything_is_known_idle_workers_get_equal_parts_and_no_more_than_the_first_size() -> None:
+    schedule = cutting()
+    schedule.add([item(14)])
+    assert units(schedule.hand_out(["a", "b"], 0)) == [("a", 7), ("b", 7)]
+    schedule = cutting()
+    schedule.add([item(100)])
+    assert units(schedule.hand_out(["a", "b", "c"], 0)) == [("a", 8), ("b", 8), ("c", 8)]
+
+
+def test_what_somebody_has_begun_stays_as_it_is() -> None:
+    schedule = cutting()
+    schedule.add([item(8)])
+    first, second = schedule.hand_out(["a", "b"], 0)
+    schedule.deaths[first.item] += 1
+    schedule.give_back(first)
+    schedule.failed[second.item].add("b")
+    schedule.give_back(second)
+    assert units(schedule.hand_out(["c", "d"], 1)) == [("c", 4), ("d", 4)]
+    schedule = cutting()
+    schedule.add([item(8, slice=1), item(8, index=1, without=frozenset({"c"}))])
+    assert units(schedule.hand_out(["a", "b"], 1)) == [("a", 8), ("b", 8)]
+
+
+def test_what_nobody_has_begun_is_cut_anew_when_it_is_taken_back() -> None:
+    schedule = cutting()
+    schedule.add([item(8)])
+    schedule.hand_out(["a"], 0)
+    assert [each.units for each in (lease.item for lease in schedule.take_back())] == [8]
+    assert units(schedule.hand_out(["a", "b"], 1)) == [("a", 4), ("b", 4)]
+
+
+SPEEDS = st.lists(st.floats(0.02, 0.6), min_size=1, max_size=5)  # seconds of a prompt
+
+
+@settings(max_examples=30, deadline=None)
+@given(SPEEDS, st.floats(0, 2.0), st.integers(8, 48), st.integers(0, 3), st.integers(0, 99))
+@example([0.375, 0.375, 0.375, 0.3125], 0.0, 15, 1, 0)
+def test_every_prompt_is_done_once_in_little_more_time_than_is_needed_and_workers_have_their_share(
+    speeds: list[float], step: float, prompts: int, ahead: int, seed: int
+) -> None:
+    """Against the best that there is: all work, all the time, in items of the sizes that they had."""
+    workers = {
+        f"w{at}": Generator(seconds / LENGTH, step * seconds / 40, first=5.0) for at, seconds in enumerate(speeds)
+    }
+    cluster, batches = Cluster(workers, SIZES, noise=0.1, seed=seed), 16
+    cluster.run(batches, prompts, 16, ahead)
+    assert sum(cluster.done.values()) == batches * prompts
+    of = {name: [each for each in cluster.leases if each[0] == name] for name in workers}
+    warm = max(to for each in of.values() for _, _, _, to in each[:2])  # what each takes is known by then
+    took = cluster.now - warm
+    spans = {name: [each for each in mine if each[2] >= warm] for name, mine in of.items()}
+    busy = {name: sum(to - at for _, _, at, to in each) for name, each in spans.items()}
+    did = {name: sum(units for _, units, _, _ in each) for name, each in spans.items()}
+    rate = sum(did[name] / busy[name] for name in workers if did[name])
+    longest = max(each.seconds(1) for each in workers.values())
+    assert (
+        not rate or took <= 1.25 * sum(did.values()) / rate + 6 * longest
+    )  # who is slow is tried more and more rarely
+    for name, each in workers.items():
+        if ahead and rate and 4 * each.seconds(1) < prompts / rate:  # else a batch may be over before it is
+            # one that goes on over the beginning may be a whole batch: who is known first takes what there is
+            working = sum(to - max(at, warm) for _, _, at, to in of[name] if to > warm)
+            assert working > 0.85 * took - 2 * longest
+
+
+DYING = st.lists(
+    st.tuples(st.floats(0.05, 0.5), st.floats(0, 30), st.floats(1, 60)), min_size=0, max_size=4
+)  # seconds of a prompt, when it joins, and how long it lives
+
+
+@settings(max_examples=30, deadline=None)
+@given(DYING, st.floats(0.05, 0.5), st.integers(1, 40), st.integers(0, 2), st.booleans(), st.integers(0, 99))
+def test_whoever_joins_and_dies_every_prompt_is_done_once_and_nobody_starves(
+    dying: list[tuple[float, float, float]], stays: float, prompts: int, ahead: int, cut: bool, seed: int
+) -> None:
+    workers = {"stays": Generator(stays / LENGTH)} | {
+        f"w{at}": Generator(seconds / LENGTH, joins=joins, dies=joins + lives)
+        for at, (seconds, joins, lives) in enumerate(dying)
+    }
+    cluster = Cluster(workers, SIZES if cut else None, noise=0.2, seed=seed)
+    cluster.run(8, prompts, 4, ahead)
+    assert sum(cluster.done.values()) == 8 * prompts
+    assert cluster.schedule.assignments == []
+    assert sorted(cluster.took) == list(range(8))
+    longest = max(each.seconds(8) for each in workers.values())
+    assert cluster.now <= 8 * prompts * stays * 1.2 + (len(dying) + 1) * 2 * longest + 8 * ahead + 10
+
+
+@pytest.mark.parametrize("step", [0.0, 0.001, 0.004])
+def test_tokens_are_shared_as_speeds_are(step: float) -> None:
+    """Two generators, one three times as slow: issue 13's figure."""
+    workers = {"fast": Generator(0.001, step), "slow": Generator(0.003, 3 * step)}
+    cluster = Cluster(workers, SIZES, noise=0.1)
+    cluster.run(40, 32, 16, 1)
+    rate = {name: cluster.done[name] / cluster.busy[name] for name in workers}
+    share = rate["slow"] / sum(rate.values())
+    assert cluster.done["slow"] / sum(cluster.done.values()) == pytest.approx(share, rel=0.15)
+    assert cluster.busy["slow"] > 0.95 * cluster.now
