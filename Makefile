@@ -21,7 +21,7 @@ setup: $(STAMP)
 
 # One shell, so that nothing is half done when a line fails; the stamp comes last. An existing .venv is brought up to date.
 # uv installs in seconds what takes pip minutes; pip brings it where it is not, and has its turn itself where uv fails. uv does not read
-# pip's settings (a mirror, a folder of wheels, a certificate) and is told them. Neither compiles on all cores as compileall does;
+# pip's settings (a mirror, a folder of wheels, a certificate) and is told them. What either has installed is compiled on all cores;
 # packages' own tests are left to those who import them.
 $(STAMP): pyproject.toml constraints.txt
 	@set -ef; \

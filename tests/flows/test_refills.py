@@ -27,6 +27,7 @@ def test_replacements_that_wait_for_no_verdict_change_no_bit(lab: Any, monkeypat
     lab.settle()
     options = {"steps": "2", "staleness": "0", "held_out": "0", "batch__lease": "1", "batch__oversample": "4"}
     options |= {"audit__share": "0", "placement__verify": "worker:trainer"}
+    options |= {"batch__prompts": "8", "batch__samples": "2"}  # groups of which some teach nothing, whatever the policy
     runs = []
     for how, workers in ((in_waves, "worker:generator-0"), (counted, "worker:generator-0,worker:verifier-0")):
         monkeypatch.setattr(Refills, "draw", how)
