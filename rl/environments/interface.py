@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rl.environments.schema import Schema, SchemaError, schema_of
 
 NO_TOOLS = ("reset", "step", "get_reward")  # methods with a meaning of their own
+NO_TURN = {kind for each in (str, int, float, bool) for kind in (each, each.__name__)}  # what holds no reward
 
 
 class ContractError(TypeError):
@@ -54,4 +55,7 @@ def interface_of(cls: type) -> Interface:
         raise ContractError(f"{name}: a tool's type is not known: {error}") from None
     if not tools and "step" not in methods:
         raise ContractError(f"{name} has neither a tool (a public method) nor step(self, text)")
+    gives = {inspect.signature(methods[each]).return_annotation for each in public}
+    if not {"step", "get_reward"} & set(methods) and gives <= NO_TURN:
+        raise ContractError(f"{name} gives no reward; write: def get_reward(self): …")
     return Interface(tuple(tools), "step" in methods)

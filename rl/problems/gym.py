@@ -22,7 +22,7 @@ PACKAGE = "reasoning_gym"
 LACKING = "reasoning-gym is not installed: pip install 'rlvf[reasoning-gym]', on the verifiers too"
 COMPOSITE = "composite"  # which is made of others, and of nothing by itself
 HELD_OUT_SHARE = 8  # one problem in so many belongs to the held-out side
-FRUITLESS = 4000  # problems of the other side, or that there were, one after the other: there are no more
+FRUITLESS = 4000  # problems of the other side, or that there were, one after the other: there are no others
 
 STREAM = (18,)  # keeps these draws apart from others with the same seed
 
@@ -46,8 +46,8 @@ def stream_of(task: str) -> Callable[[int, int, Side], Iterator[Problem]]:
 
 
 def stream(task: str, seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
-    """The sequence of problems of one step, a function of (task, seed, step, side); none twice. Raises ProblemError
-    where there are no more."""
+    """The sequence of problems of one step, a function of (task, seed, step, side). Those to train on come again once
+    all of them were there; no other comes twice. Raises ProblemError where there are no others."""
     seen: set[str] = set()
     fruitless = 0
     for block in count():
@@ -65,8 +65,11 @@ def stream(task: str, seed: int, step: int, side: Side = "train") -> Iterator[Pr
                     prompt, answer, f"{task}:{seed}.{step}.{number}", {"task": task, "seed": key, "index": index}
                 )
             if fruitless == FRUITLESS:
-                few = f"{GYM}{task}: has no more than {len(seen)} different problems"
-                raise ProblemError(f"{few} to hold out: choose a smaller --held_out" if side == "held_out" else few)
+                if side == "held_out" or not seen:
+                    what = "train on" if side == "train" else "hold out: choose a smaller --held_out"
+                    raise ProblemError(f"{GYM}{task}: has no more than {len(seen)} different problems to {what}")
+                seen.clear()
+                fruitless = 0
 
 
 def is_held_out(prompt: str) -> bool:

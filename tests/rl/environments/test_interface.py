@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rl.environments.interface import ContractError, interface_of
+from rl.environments.turn import Turn
 
 
 class Good:
@@ -41,6 +42,10 @@ class Good:
         pass
 
 
+    def get_reward(self):
+        return 1
+
+
 class Game:
     def reset(self, **columns):
         pass
@@ -50,8 +55,22 @@ class Game:
 
 
 class Both(Good, Game):
-    def get_reward(self):
-        return 1
+    pass
+
+
+class Unrewarded:
+    def reset(self, **columns):
+        pass
+
+    def look(self) -> str:
+        """Look."""
+        return "nothing"
+
+
+class InTurns(Unrewarded):
+    def win(self) -> "Turn":
+        """Win."""
+        return Turn("won", 1.0, True)
 
 
 def names(cls: type) -> list[str]:
@@ -64,6 +83,7 @@ def test_public_methods_are_tools_by_their_names_and_step_takes_text() -> None:
     assert interface_of(Game) == interface_of(Game).__class__((), step=True)
     assert names(Both) == names(Good)
     assert interface_of(Both).step
+    assert names(InTurns) == ["look", "win"]
 
 
 def without(**changed: Any) -> type:
@@ -119,6 +139,7 @@ def _unknown(self, of: "Nowhere"):  # type: ignore[name-defined]  # noqa: F821
             "Bad is made without arguments, and missing a required argument: 'size'",
         ),
         (without(renamed=_renamed), "Bad.renamed is named _renamed; decorate it with functools.wraps"),
+        (Unrewarded, "Unrewarded gives no reward; write: def get_reward(self): …"),
         (without(_unknown=_unknown, step=None), "Bad has neither a tool (a public method) nor step(self, text)"),
     ],
 )

@@ -55,7 +55,14 @@ def test_a_step_is_a_function_of_seed_and_step_and_shares_no_prompt_with_what_is
     assert drawn.isdisjoint(held_out)
 
 
-def test_a_task_with_few_problems_says_so() -> None:
+def test_a_task_with_few_problems_has_them_again_in_training_once_all_were_there() -> None:
+    prompts = [each.prompt for each in some("coin_flip", 500)]
+    different = len(set(prompts))
+    assert 2 * different < 500
+    assert len(set(prompts[:different])) == len(set(prompts[different : 2 * different])) == different
+
+
+def test_a_task_with_few_problems_to_hold_out_says_so() -> None:
     with pytest.raises(ProblemError, match=r"reasoning-gym:coin_flip: has no more than \d+ .*smaller --held_out"):
         some("coin_flip", 2000, side="held_out")
 
