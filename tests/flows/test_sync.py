@@ -28,9 +28,8 @@ def master(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / "state" / str(step) / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bfloat16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("auto", "float16"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "auto", "float16"])
 def test_published_weights_are_the_trainers_rounded(lab: Any, dtype: str) -> None:
     run = Path(lab.train(steps="5", sync__dtype=dtype, optimizer__lr="1e-5").run)
     rounded = {"auto": torch.float32}.get(dtype) or getattr(torch, dtype)

@@ -64,6 +64,7 @@ def test_slow_down_is_said_as_often_as_asked(faulty: FaultyS3, once: Any, bucket
     assert [(request.method, request.key) for request in faulty.met("slow down")] == [("PUT", "new/one")] * 2
 
 
+@pytest.mark.slow
 def test_s3fs_tries_again_after_slow_down(faulty: FaultyS3, fs: Any, bucket: str) -> None:
     faulty.slow_down(times=2)
     fs.pipe_file(f"{bucket}/one", b"1")

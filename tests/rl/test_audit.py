@@ -132,6 +132,7 @@ def apart(rollouts: Rollouts, by: Policy) -> float:
     return divergence(rollouts.logprobs, Scoring(by).logprobs(rollouts, 1.0), rollouts.inside)
 
 
+@pytest.mark.slow
 def test_types_differ_by_less_than_a_thousandth_of_the_bound_and_machines_that_agree_by_nothing(
     loaded: Callable[[str], Policy], sampled: Callable[[Policy], Rollouts]
 ) -> None:

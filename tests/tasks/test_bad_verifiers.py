@@ -194,6 +194,7 @@ def test_so_are_those_that_cannot_play_an_environment(lacking: Client) -> None:
             check_environment(dispatch, broken, [Problem("p", "t", "here:1", played=True)])
 
 
+@pytest.mark.slow
 def test_one_that_cannot_work_and_was_not_tried_is_no_fault_of_the_completions(client: Client) -> None:
     """As one that joins in mid-run: it raises, another judges, and after three leases it gets none any more."""
     said: list[str] = []

@@ -54,6 +54,7 @@ def test_a_model_that_was_mended_after_it_was_refused_is_read_anew(tmp_path: Pat
     drop("checked")
 
 
+@pytest.mark.slow
 def test_a_checked_model_is_taken_by_the_session_that_checked_it_alone(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     policy = PolicyConfig(device="cpu", model=str(tmp_path))

@@ -137,6 +137,7 @@ def test_after_a_lease_memory_is_given_back_to_those_who_compute_on_the_device(
         drop(name)
 
 
+@pytest.mark.slow
 def test_other_files_beside_the_same_weights_are_another_policy(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     problem = Problem("add 1 and 2", "1 + 2", "here:1")
@@ -173,6 +174,7 @@ def test_what_was_fetched_is_enough_where_the_run_has_removed_it(tmp_path: Path)
     assert np.array_equal(SPEC.generate(version, 0, [0], [problem]).tokens, before.tokens)
 
 
+@pytest.mark.slow
 def test_another_generator_s_log_probs_are_its_own_at_the_same_version_and_it_never_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

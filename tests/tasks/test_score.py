@@ -143,6 +143,7 @@ def test_what_is_no_scores_is_refused_counted_and_made_again_by_others(
     assert "generator-0 gets no more leases in this run: 3 of its results were refused" in said
 
 
+@pytest.mark.slow
 def test_where_nobody_scores_the_error_says_so_and_generation_ends(client: Client) -> None:
     def fails(_: Any) -> Any:
         raise RuntimeError("no scores here")

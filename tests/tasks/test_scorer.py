@@ -102,6 +102,7 @@ def test_a_version_that_is_gone_is_named(tmp_path: Path) -> None:
     drop("sampler")
 
 
+@pytest.mark.slow
 def test_a_referee_scores_as_a_reference_does_and_keeps_nothing(tmp_path: Path) -> None:
     version = published(tmp_path / "run", 0)
     rollouts = GENERATOR.generate(version, 0, [0], [Problem("add 1 and 2", "1 + 2", "here:1")])

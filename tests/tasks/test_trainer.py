@@ -106,6 +106,7 @@ def test_a_trainer_takes_what_updates_keep_before_a_generator_asks_what_is_free(
         assert taken == [12 * sum(parameter.numel() for parameter in learner.parameters)] * 2
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_between_two_checkpoints_makes_its_steps_again(
     mine: Trainer, run: Path, half_right: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_whoever_draws_and_acts_in_whatever_parts_it_is_the_same(policy: Policy,
     assert np.isfinite(judged[0].rewards).all()
 
 
+@pytest.mark.slow
 def test_a_lost_verifier_in_the_middle_of_episodes_changes_nothing(policy: Policy) -> None:
     once, again = played(policy), played(policy, Here(2, lost=(3, 6)))
     assert once[1] == again[1]

@@ -162,6 +162,7 @@ def test_what_is_published_in_float32_is_planned_with_sixteen_bytes_a_parameter(
     assert "actor in training (16 MB) fits on no worker" in refused("plan", "--run", str(tmp_path / "little"))
 
 
+@pytest.mark.slow
 def test_a_plan_is_applied_to_the_run_or_to_a_file(said: Said, run: Path, tmp_path: Path) -> None:
     assert f"written    {run}/config.yaml" in said("plan", "--run", str(run), "--apply")
     assert saved_config(str(run)).placement.generate == ("worker:fast",)
@@ -211,6 +212,7 @@ def test_a_plan_that_was_not_asked_for_well_is_refused(refused: Callable[..., st
     assert (run / "config.yaml").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_changed(said: Said, run: Path) -> None:
     (run / "about.json").write_text('{"status": "running"}')  # its last word
     held = f"import os; from infra.storage.lock import acquire; acquire({str(run)!r}, print); os.kill(os.getpid(), 9)"

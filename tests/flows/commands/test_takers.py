@@ -123,6 +123,7 @@ def test_status(
         assert f"it is not this home's Prefect server that answers at {takers.known.prefect}" in err
 
 
+@pytest.mark.slow
 def test_a_password_of_ones_own_is_kept_as_well(
     takers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,7 +139,7 @@ def test_a_password_of_ones_own_is_kept_as_well(
     assert "chosen" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("inherited", [False, True])
+@pytest.mark.parametrize("inherited", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_what_asks_prefect_for_a_home(
     takers: SimpleNamespace, inherited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def forget(home: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
         (home / "up.json").unlink()
 
 
+@pytest.mark.slow
 def test_every_command_means_the_same_one(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

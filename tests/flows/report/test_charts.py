@@ -53,6 +53,7 @@ def test_a_long_run_says_of_how_many_steps_each_point_is_the_mean(tmp_path: Path
     assert "Each point" not in graded.read_text()
 
 
+@pytest.mark.slow
 def test_groups_of_a_run_that_an_older_version_began_are_drawn_too(tmp_path: Path) -> None:
     lines = [
         json.dumps({"step": step, "time": BEGUN, "reward/mean": 0.5, name: of, "groups/used": 2}) + "\n"

@@ -49,6 +49,7 @@ def test_a_scheduler_that_is_away_costs_the_sentence() -> None:
     assert limit.words() == ""
 
 
+@pytest.mark.slow
 def test_a_reward_model_may_be_what_limits_a_run() -> None:
     """What the run says while it trains is what its report says."""
     run = Lived(4.0, {"jetson": (8, 0.125)}, reward=0.5)

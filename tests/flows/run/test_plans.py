@@ -100,6 +100,7 @@ def test_a_set_made_in_code_is_judged_by_its_own_verifier_however_the_run_names_
     assert what_judges(training, [held_out]) == ""
 
 
+@pytest.mark.slow
 def test_a_file_of_evals_is_judged_as_a_set_made_in_code_that_is_trained_on(tmp_path: Path) -> None:
     file = tmp_path / "cd.jsonl"
     file.write_text('{"prompt": "combine 7, 9 and 5 to obtain 11.", "target": "11", "numbers": [7, 9, 5]}\n')

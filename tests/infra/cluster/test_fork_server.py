@@ -108,6 +108,7 @@ def test_without_a_server_workers_are_spawned_and_the_log_says_so(
     assert "AF_UNIX path too long" in caplog.text
 
 
+@pytest.mark.slow
 @linux
 def test_no_server_is_left_of_a_command_that_ends_before_its_imports_do(tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(60)\n")

@@ -80,6 +80,7 @@ def test_a_slow_worker_gets_smaller_items_and_all_end_together(dispatch: Dispatc
     assert abs(ends["generator-0"] - ends["generator-1"]) < 0.4  # seconds; all of it takes 0.9
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_had_is_done_whole_by_another(dispatch: Dispatch, tmp_path: Path) -> None:
     def call(numbers: range) -> list[int]:
         time.sleep(0.05)

@@ -249,6 +249,7 @@ class Published(Sequence[tuple[int]]):
         return (self.newest,)
 
 
+@pytest.mark.slow
 def test_the_copy_of_a_late_lease_is_made_of_what_it_was_handed_and_so_is_the_late_one(
     client: Client, tmp_path: Path
 ) -> None:

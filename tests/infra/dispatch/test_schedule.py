@@ -252,6 +252,7 @@ def test_of_idle_workers_the_one_that_was_free_first_is_first(freed: list[str], 
     assert [assigned.worker for assigned in schedule.hand_out(asked, 19)] == freed
 
 
+@pytest.mark.slow
 def test_a_thousand_workers_are_not_looked_at_for_each_lease() -> None:
     schedule, workers, now = Schedule(10), [f"w{at}" for at in range(1000)], 0.0
     began = time.process_time()

@@ -124,6 +124,7 @@ def test_a_run_that_went_back_has_the_later_steps_once_and_as_they_were_made_las
     assert shown_tables(client, again.run_id) == [f"samples/{step:06d}.json" for step in (1, 2, 3)]
 
 
+@pytest.mark.slow
 def test_a_table_that_is_lost_keeps_no_run_from_going_back(home, client, tmp_path, caplog, capfd):
     local = tmp_path / "metrics.jsonl"
     tracker = logged(home, local, 5)

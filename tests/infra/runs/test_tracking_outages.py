@@ -89,6 +89,7 @@ def test_a_server_that_stays_away_is_left_alone_for_a_while(server, home, tmp_pa
     assert points(MlflowClient(server.uri), tracker.run_id, "a") == [(0, 0), (1, 1)]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_starts_without_the_server_and_catches_up(server, home, client, tmp_path, monkeypatch):
     monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
     monkeypatch.setattr(outage, "PAUSE_RATIO", 0)

@@ -136,6 +136,7 @@ def test_a_sleeper_notices_by_itself_and_is_told(tmp_path: Path) -> None:
     assert Path(run, "lock", "00000009.json").read_text() == "{}"  # released was what is not held any more
 
 
+@pytest.mark.slow
 def test_what_was_sent_before_a_sleep_and_arrives_after_it_writes_over_nothing(s3: str, tmp_path: Path) -> None:
     """A client sends a request again that got no answer: its file must not be one of the new owner's."""
     run = f"{s3}/run"

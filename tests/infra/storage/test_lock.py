@@ -110,6 +110,7 @@ def test_who_is_waited_for_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "gives no sign; it is taken over in " in line
 
 
+@pytest.mark.slow
 def test_a_claim_that_was_cut_off_is_outlived(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "lock").mkdir(parents=True)

@@ -41,7 +41,6 @@ class Good:
     def _own(self, anything):
         pass
 
-
     def get_reward(self):
         return 1
 

@@ -171,6 +171,7 @@ def test_an_environment_that_fails_has_no_reward(talk: Sessions) -> None:
     assert time.monotonic() - begin < 30
 
 
+@pytest.mark.slow
 def test_more_episodes_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HOSTS", 2)
     monkeypatch.setattr(module, "ROOM", 3)

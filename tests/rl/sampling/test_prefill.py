@@ -35,7 +35,7 @@ def test_each_is_in_one_pass_that_is_padded_little_or_short(seed: int) -> None:
         assert len(part) * longest < WORTH + longest or not much_shorter
 
 
-@pytest.mark.parametrize("most", [None, 5])
+@pytest.mark.parametrize("most", [None, pytest.param(5, marks=pytest.mark.slow)])
 def test_completions_of_any_length_go_on_as_each_alone(
     most: int | None, make_policy: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

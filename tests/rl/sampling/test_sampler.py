@@ -234,7 +234,7 @@ def test_sampling_leaves_the_global_stream_alone(make_policy: Make, problems: li
 # -- which tokens
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.7])
 def test_first_tokens_follow_the_softmax(
     temperature: float, make_policy: Make, problems: list[Problem], exactly: Exactly
 ) -> None:

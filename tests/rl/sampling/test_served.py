@@ -252,6 +252,7 @@ def test_one_that_keeps_a_part_of_what_it_began_with_is_refused(
         require_taken(policy, server, copied_weights(policy.weights()), hand_over(server, tmp_path))
 
 
+@pytest.mark.slow
 def test_log_probs_without_the_temperature_are_refused(policy: Policy, like: VllmLike, tmp_path: Path) -> None:
     def raw(path: str, answer: Any) -> Any:
         if path == "/v1/completions":

@@ -74,6 +74,7 @@ def spoilt(text: str, rng: random.Random) -> str:
     return f"{text}{rng.choice([chr(10), ',', ' ', ';', ''])}{text}"
 
 
+@pytest.mark.slow
 def test_two_thousand_adversarial_calls_are_judged_as_an_independent_parser_judges_them() -> None:
     rng = random.Random(14)
     seen: dict[tuple[float, float], int] = {}

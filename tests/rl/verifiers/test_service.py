@@ -123,6 +123,7 @@ def all_right(asked: Any) -> tuple[int, str]:
     return 200, json.dumps({"rewards": [1] * n, "reasons": ["right"] * n, "parts": [{}] * n, "errors": [None] * n})
 
 
+@pytest.mark.slow
 def test_a_service_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "CONNECT_SECONDS", 0.1)
     hung = threading.Event()
@@ -187,6 +188,7 @@ def test_a_service_that_comes_back_is_used() -> None:
         assert judged(address)[0].reward == 1
 
 
+@pytest.mark.slow
 def test_one_that_does_not_answer_is_an_error_and_its_password_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "CONNECT_SECONDS", 0.2)
     hung = threading.Event()

@@ -128,6 +128,7 @@ def _processor_seconds() -> float:
     return time.process_time() + sum(sum(one.cpu_times()[:2]) for one in psutil.Process().children(recursive=True))
 
 
+@pytest.mark.slow
 def test_processes_are_kept_and_a_call_costs_little(started: list[Process]) -> None:
     pool = Pool(KEPT, "r.py", "reward", seconds=60, memory_mb=400, size=2)  # so that no call takes too long under load
     try:

@@ -25,7 +25,9 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("body", ["while True: pass", "import time; time.sleep(1000)"])
+@pytest.mark.parametrize(
+    "body", ["while True: pass", pytest.param("import time; time.sleep(1000)", marks=pytest.mark.slow)]
+)
 def test_a_worker_that_is_killed_takes_its_processes_along(body: str) -> None:
     text = f"def reward(problem, completion):\n    {body}\n"
     worker = subprocess.Popen(
