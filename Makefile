@@ -19,12 +19,21 @@ help:
 
 setup: $(STAMP)
 
+# The commands in a .venv hold its path: in a copy of this folder they would run the other one's files, or nothing.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
 # One shell, so that nothing is half done when a line fails; the stamp comes last. An existing .venv is brought up to date.
 # uv installs in seconds what takes pip minutes; pip brings it where it is not, and has its turn itself where uv fails. uv does not read
 # pip's settings (a mirror, a folder of wheels, a certificate) and is told them. What either has installed is compiled on all cores;
 # packages' own tests are left to those who import them.
 $(STAMP): pyproject.toml constraints.txt
 	@set -ef; \
+	if [ -f $(STAMP) ] && [ "$$(cat $(STAMP))" != "$(CURDIR)" ]; then \
+	  echo "the .venv here is of another folder, of which this is a copy: it is made anew"; \
+	  rm -rf .venv; \
+	fi; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  command -v "$(PYTHON)" >/dev/null 2>&1 || \
 	    { echo "make: no $(PYTHON) here; install Python 3.11 or newer, or name one: make setup PYTHON=python3.12" >&2; exit 1; }; \
@@ -45,10 +54,11 @@ $(STAMP): pyproject.toml constraints.txt
 	  -e "s/^(global|:env:)\.find-links=('.*')$$/export UV_FIND_LINKS=\2/p" \
 	  -e "s/^(global|:env:)\.cert=('.*')$$/export SSL_CERT_FILE=\2/p")"; \
 	uv pip install -q --index-strategy unsafe-best-match --python $(BIN)/python $$what || \
-	  { echo "without uv: some minutes"; $$pip install -qq --no-compile $$what; }; \
+	  { echo "without uv: some minutes"; $$pip install -qq --no-compile $$what; } || \
+	  { echo "make: the dependencies could not be installed; why is said above. A network is needed, or what pip's settings name" >&2; exit 1; }; \
 	$(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests/' \
 	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || :; \
-	touch $(STAMP); \
+	echo "$(CURDIR)" >$(STAMP); \
 	echo "ready: $(BIN)/rlvf"
 
 # What some tests use if it is there. Never fails: those tests say what they lack.

@@ -3,7 +3,6 @@
 Each is made under a hidden name beside its place, `.<name>.<random>.tmp`, flushed to the disk and renamed.
 """
 
-import atexit
 import errno
 import fcntl
 import hashlib
@@ -17,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -55,7 +55,8 @@ def own_folder() -> Path:
     sweep(shared)
     until_the_end = ExitStack()
     folder = until_the_end.enter_context(temporary_beside(shared / "process"))
-    atexit.register(until_the_end.close)
+    # of a fork of a server's, atexit is not asked
+    Finalize(None, until_the_end.close, exitpriority=0)
     return folder
 
 

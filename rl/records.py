@@ -235,7 +235,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     """Several batches as one, in order; the token axis grows to the longest.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or some have what others lack.
     """
     if not batches:
         raise ValueError("no batch to concatenate")
@@ -272,5 +272,9 @@ def _joined(parts: Sequence[Any]) -> Any:
             ]
         )
     if isinstance(first, Rollouts | Batch):
-        return replace(first, **{of.name: _joined([getattr(part, of.name) for part in parts]) for of in fields(first)})
+        given = {of.name: [getattr(part, of.name) for part in parts] for of in fields(first)}
+        for name, values in given.items():
+            if len({each is None or (isinstance(each, tuple) and not each) for each in values}) > 1:
+                raise ValueError(f"{name}: some of what is joined has it, and some has not")
+        return replace(first, **{name: _joined(values) for name, values in given.items()})
     return sum(parts)

@@ -242,12 +242,15 @@ def _ended(soak: Soak) -> Iterator[Check]:
 
 def _steps(soak: Soak) -> Iterator[Check]:
     """Of the steps, on disk and in MLflow."""
+    taught = 0
     try:
-        logged = list(soak.stage.metrics(soak.run, "groups/used"))
+        used = soak.stage.metrics(soak.run, "groups/used")
+        logged, taught = list(used), sum(groups > 0 for groups in used.values())
         wrong = "" if logged == list(range(1, len(logged) + 1)) else f"steps {logged}"
     except (AssertionError, OSError) as error:
         logged, wrong = [], str(error)
     yield Check("every step stands once in metrics.jsonl", not wrong and len(logged) > 1, wrong or f"{len(logged)}")
+    yield Check("most steps learn", 2 * taught > len(logged), f"{taught} of {len(logged)}")
     client, of = soak.stage.mlflow(soak.run)
     there = [point.step for point in client.get_metric_history(of.info.run_id, "groups/used")]
     missing = sorted(set(logged) - set(there))

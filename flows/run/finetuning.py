@@ -23,6 +23,7 @@ from flows.run.step_time import weights_read
 from flows.run.tracker import tracker_of
 from flows.run.workplace import Workplace
 from flows.start.finetunes import Finetune
+from flows.start.lineage import note_on_lineage, trained_before
 from flows.start.runs import local_folder
 from flows.start.trust import remember
 from infra.runs.metric_log import read_metrics
@@ -71,7 +72,8 @@ class Finetuning(Entered):
         self._folder = local_folder(run.uri, workplace.home)
         self._reference: StartScores | None = None  # where the objective compares with the start model
         self._figures: dict[int, dict[str, float]] = {}  # of held-out examples, by step
-        for note in self.run.notes:
+        model = config.policy.model
+        for note in filter(None, (*self.run.notes, note_on_lineage(model, examples.held_out, trained_before(model)))):
             workplace.display.say(note)
 
     def __enter__(self) -> Self:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from flows.run.plans import EvaluationPlan, plans
+from flows.start.lineage import saved_before, trained_before
 from flows.start.runs import Run, without_secrets
 from flows.start.trust import refuse_swapped
 from infra.interrupts import put_off
@@ -42,7 +43,8 @@ class Opened:
         """
         config = run.config
         asked = config.held_out, config.seed, config.batch.prompts, config.environment
-        problems = open_problems(config.sets, config.verifier, *asked)
+        before = saved_before(run.uri) if run.resumed else trained_before(config.policy.model)
+        problems = replace(open_problems(config.sets, config.verifier, *asked), before=before)
         if run.resumed:
             run.refuse_other_problems(problems)
         algorithm = open_algorithm(config.algorithm)

@@ -30,6 +30,7 @@ from flows.run.tracker import tracker_of
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_staleness, notes_on_tiny
 from flows.start.edited import edited, save_sources
+from flows.start.lineage import notes_on_prompts, save_problems
 from flows.start.runs import Run, local_folder
 from flows.start.trust import remember
 from infra.cluster.placement import workers_with
@@ -67,23 +68,19 @@ class Training:
         self.graph = self._opened.graph
         workplace.dispatch.require(call.name for call in self.graph.calls)
         self.problems = self._opened.problems
-        if self.problems.spared:
-            workplace.display.say(
-                f"{self.problems.spared} problems are not trained on: their prompts are held out too, but for case and "
-                "blanks"
-            )
         public = config.policy.model if config.sync.base == "public" else None
         sampled = config.policy, config.sampling, config.batch.samples, config.seed
         self.generator = Generator(*sampled, patience=config.sync.patience, public=public)
-        some = self.problems.some()
         if (environment := self.problems.environment) is not None:
             interface = check_environment(workplace.dispatch, environment, self.problems.some_played())
             self.generator = replace(self.generator, interface=interface)
         self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
         judging = check_verifiers(workplace.dispatch, self._opened.verifiers, self.problems.longest())
         judges = what_judges(self.problems, self.evaluations.plans)
-        old = notes_on_staleness(config.staleness, self.algorithm)
-        for note in filter(None, (judges, *judging, *notes_on_tiny(config.policy.model, some), *old)):
+        notes = [*notes_on_prompts(config.policy.model, self.problems), judges, *judging]
+        notes += notes_on_tiny(config.policy.model, self.problems.some())
+        notes += notes_on_staleness(config.staleness, self.algorithm)
+        for note in filter(None, notes):
             workplace.display.say(note)
         self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
@@ -124,7 +121,7 @@ class Training:
             tracking = tracker_of(self.run, self.workplace.home, self.problems.name, settings, self._hold.check)
             self.tracker = stack.enter_context(tracking)
             if not self.run.resumed:
-                self.run.save_problems(self.problems)  # before it exists: no run of this version is without
+                save_problems(self.run.uri, self.problems)  # before it exists: no run of this version is without
             else:
                 self._changed = [*self.run.changes(), *edited(self.run.uri, self.problems, self._opened.algorithm)]
             save_sources(self.run.uri, self.problems, self._opened.algorithm)

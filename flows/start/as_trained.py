@@ -12,14 +12,15 @@ from flows.config import EvalConfig, TrainConfig
 from flows.options.acted_on import refuse_beside
 from flows.options.tree import changed_leaves
 from flows.start.edited import edited_judges, edited_problems
-from flows.start.runs import Run, existing_run, saved_problems, with_secrets
+from flows.start.lineage import BEFORE, saved_problems, trained_before
+from flows.start.runs import Run, existing_run, with_secrets
 from flows.start.saved import saved_config
 from flows.start.trust import refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
 from infra.security.secrets import masked
 from infra.storage import place
-from rl.config import AUTO, OURS, PLAYED, PolicyConfig, ProblemsConfig, SamplingConfig, is_in_code, is_made
+from rl.config import AUTO, OURS, PLAYED, PolicyConfig, ProblemsConfig, SamplingConfig, is_in_code, is_made, whole_path
 from rl.learning.algorithm_config import AlgorithmConfig
 from rl.problems.rows import asked, normalized
 from rl.verifiers.spec import judged_by, named
@@ -102,8 +103,11 @@ def asked_of_model(config: EvalConfig) -> Asked:
     if config.policy.lora.rank:
         raise ValueError(f"policy.lora: adapters are a run's, and {config.policy.model} is none; leave it out")
     refuse_unplayed(config.sets, config.environment)
-    asked = config.held_out, config.seed
-    return Asked(config, problems_to_solve(config.sets, config.verifier, *asked, environment=config.environment))
+    model = config.policy.model
+    asked = config.held_out, config.seed, trained_before(whole_path(model))
+    problems = problems_to_solve(config.sets, config.verifier, *asked, environment=config.environment)
+    left = f"{problems.left_out} that {model} was trained on are left out (--held_out 0 takes all)"
+    return Asked(config, problems, (left,) if problems.left_out else ())
 
 
 def asked_of_run(
@@ -147,8 +151,9 @@ def asked_of_run(
     again = seen_among(problems.held_out, seen)
     included = sum(normalized(asked(problem)) in again for problem in problems.held_out)
     if problems.left_out:
+        who = f"{name}, or what it began from," if BEFORE in (kept or {}) else name
         notes.append(
-            f"{len(problems.held_out)} problems of set {problems.name}; {problems.left_out} that {name} trains on "
+            f"{len(problems.held_out)} problems of set {problems.name}; {problems.left_out} that {who} trains on "
             "are left out (--held_out 0 takes all)"
         )
     elif included:

@@ -11,12 +11,12 @@ from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, 
 from flows.options.plain_yaml import load_yaml
 from flows.options.reading import OptionError, differences, read_config, to_yaml
 from flows.start.defaults import with_rate
+from flows.start.lineage import save_examples, saved_examples, trained_before
 from flows.start.runs import NEWEST, UNNAMED, known_run, meant, new_name, new_place, without_secrets
 from flows.start.whole_paths import whole_problems
-from infra.runs.checkpoints import CONFIG, EXAMPLES, MODEL, SETTINGS, NotARun, is_run, resolve_run, state_uri
+from infra.runs.checkpoints import CONFIG, MODEL, SETTINGS, NotARun, is_run, resolve_run, state_uri
 from infra.runs.tracking import TrackingConfig
 from infra.storage import place, store
-from infra.storage.typed import read_typed
 from infra.weights.version import SyncConfig
 from rl.config import REWARD_MODEL, ProblemsConfig
 from rl.problems.tables import ProblemError
@@ -77,23 +77,19 @@ class Finetune(Generic[F]):
 
     def save(self, examples: ExampleSet) -> None:
         """Write down what it is trained on, and its configuration without secrets; it exists from then on."""
-        place.write_text(place.join(self.uri, EXAMPLES), json_of(examples))
+        if not saved_examples(self.uri):
+            save_examples(self.uri, examples.digest, examples.train, trained_before(self.config.policy.model))
         place.write_text(
             place.join(self.uri, SETTINGS), f"method: {self.config.method}\n{to_yaml(without_secrets(self.config))}"
         )
 
     def refuse_other_examples(self, examples: ExampleSet) -> None:
         """Raise ProblemError where these are not what it was trained on."""
-        kept = read_typed(place.join(self.uri, EXAMPLES), dict[str, str], "restore it, or start a new run")
-        if kept is not None and kept.get("digest") != examples.digest:
+        if (kept := saved_examples(self.uri)) and kept.get("digest") != examples.digest:
             raise ProblemError(
                 f"{self.name} cannot be resumed: the examples of {self.config.problems.path} are not those that it was "
                 "trained on; restore the file, or start a new run"
             )
-
-
-def json_of(examples: ExampleSet) -> str:
-    return f'{{"digest": "{examples.digest}"}}\n'
 
 
 def is_finetune(uri: str) -> bool:

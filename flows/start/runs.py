@@ -9,11 +9,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from flows.config import TrainConfig
 from flows.finetune_config import FinetuneConfig
 from flows.options.reading import differences
+from flows.start.lineage import PROBLEMS, saved_problems
 from flows.start.saved import MOST_BYTES, last_session, write_config
 from flows.start.tracked import TRACKING
 from flows.start.whole_paths import with_whole_paths
@@ -34,18 +35,15 @@ from infra.runs.remains import has_versions
 from infra.runs.tracking import TrackingConfig
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
-from infra.storage.typed import read_typed
 from infra.storage.usable import PROBE
 from infra.weights.version import PolicyVersion, newest_version, published
 from rl.problems.tables import ProblemError
 from tasks.sets.named_set import set_names
 from tasks.sets.problem_set import ProblemSet
-from tasks.sets.trained_on import TrainedOn
 
 M = TypeVar("M", bound=BaseModel)
 
 FLOW_RUN = "flow_run.txt"  # the id of Prefect's flow run that began the run
-PROBLEMS = "problems.json"  # what the run is trained on: its files may be others later
 SOURCES = "sources.json"  # digests of its verifiers and of further columns
 UNNAMED = "\0unnamed"  # a model that nobody can name, no folder either
 NEWEST = "newest"  # instead of a run's name: the one that was begun or resumed last
@@ -99,11 +97,6 @@ class Run:
         last = last_session(self.uri)
         lines = differences(self.saved if last is None else with_whole_paths(last), without_secrets(self.config))
         return [line for line in lines if not line.startswith("run: ")]  # it may be named by its folder or its URI
-
-    def save_problems(self, problems: ProblemSet) -> None:
-        """Write down what the run is trained on, for `refuse_other_problems` and for its evaluation."""
-        files = TypeAdapter(dict[str, TrainedOn]).dump_json(dict(problems.files), indent=2)
-        place.write_bytes(place.join(self.uri, PROBLEMS), files + b"\n")
 
     def refuse_other_problems(self, problems: ProblemSet) -> None:
         """Raise ProblemError if these are not the problems that the run has been trained on. A run of an older version
@@ -289,12 +282,3 @@ def newest_weights(uri: str) -> PolicyVersion:
     if (newest := newest_version(uri)) is None:
         raise NotARun(f"{uri} has published no weights yet: `rlvf train --resume` goes on with it")
     return newest
-
-
-def saved_problems(uri: str) -> dict[str, TrainedOn] | None:
-    """What the run was trained on, by the name of each set that is read from files; None of a run of an older version.
-
-    Raises:
-        DamagedError: the file that says so is not as it was written.
-    """
-    return read_typed(place.join(uri, PROBLEMS), dict[str, TrainedOn], "restore it, or start a new run")

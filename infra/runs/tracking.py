@@ -105,10 +105,10 @@ class Tracker:
         with report_corruption(file_of(uri), REMEDY):
             failure = self._deliver()
         if failure is not None and run_id is None:
-            raise TrackingError(
-                f"tracking.uri {masked(uri)}: no MLflow run could be created ({failure}); "
-                "start that server or leave tracking.uri out to write to a file under the home"
-            )
+            remedy = "start that server or leave tracking.uri out to write to a file under the home"
+            if (file := file_of(uri)) is not None:
+                remedy = f"move {file} away, and a new one is made; one of an older MLflow: mlflow db upgrade {uri}"
+            raise TrackingError(f"tracking.uri {masked(uri)}: no MLflow run could be created ({failure}); {remedy}")
 
     @property
     def run_id(self) -> str | None:

@@ -20,6 +20,7 @@ from infra.services.kept_port import KeptPort, is_kept
 from infra.services.passwords import USER, auth_of, kept_password
 from infra.services.prefect_api import PrefectApi
 from infra.services.served import served
+from infra.services.settled import own_files
 from infra.services.supervisor import Program, Service, ServiceError, boot_name
 from infra.sqlite import report_corruption
 
@@ -264,8 +265,7 @@ def prefect_server(home: Path, say: Callable[[str], None]) -> Iterator[PrefectSe
     """The Prefect server of this process, in its environment until the end of the context: that of $PREFECT_API_URL
     (`ValueError` if it does not answer), else the living one of `home`, else a new one.
 
-    Enter it before prefect is imported, which reads the environment then. A new server is still starting when this
-    yields: call `wait()` before the first flow.
+    Enter it before prefect is imported, which reads it; a new server still starts then: `wait()` before the first flow.
     """
     server = PrefectServer(home, say)
     try:
@@ -292,6 +292,7 @@ def server_password(home: Path) -> str:
 def _prefect_environment(folder: Path) -> dict[str, str]:
     return {
         "PREFECT_HOME": str(folder),
+        **own_files(),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "true",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # a wrong address is an error, not a second server

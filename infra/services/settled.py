@@ -1,7 +1,7 @@
-"""Prefect, imported without the settings of the working directory.
+"""Prefect, imported without settings of others.
 
-Prefect reads `.env`, `prefect.toml` and `pyproject.toml` there, which can run code: any folder in which a run is
-started would.
+Prefect reads `.env`, `prefect.toml` and `pyproject.toml` in the working directory, and `profiles.toml` and
+`logging.yml` in its own folder, which can run code: any folder in which a run is started would, as it may hold a home.
 
     python -P -m infra.services.settled worker start …      Prefect's own command; $RLVF_HOME is set
 """
@@ -12,11 +12,21 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 
+def own_files() -> dict[str, str]:
+    """Settings in place of the files in Prefect's folder: no profile, and how Prefect logs by default."""
+    package = find_spec("prefect")  # without importing it
+    assert package is not None
+    assert package.origin is not None
+    logging = Path(package.origin).parent / "logging" / "logging.yml"
+    return {"PREFECT_PROFILES_PATH": os.devnull, "PREFECT_LOGGING_SETTINGS_PATH": str(logging)}
+
+
 def import_prefect() -> None:
-    """Import Prefect, which reads its settings then, from its home and the environment."""
+    """Import Prefect, which reads its settings then, from the environment."""
     with _apart():
         import prefect.context
         import prefect.main  # noqa: F401

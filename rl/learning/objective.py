@@ -26,7 +26,7 @@ def divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     gap = (logprobs - reference).clamp(min=-LARGEST)
     if estimator == "k1":
         return gap
-    return gap**2 / 2 if estimator == "k2" else (-gap).exp() - 1 + gap
+    return gap**2 / 2 if estimator == "k2" else torch.expm1(-gap) + gap
 
 
 def interpolation(rollouts: Rollouts, step: int, progress: float) -> Floats:
@@ -104,7 +104,7 @@ class PassObjective:
             value, metrics, apart = self._terms(logprobs, slice(None))
             gap = logprobs - self._of.behaviour
             # mismatch_kl: KL(mu || pi) on the sampled tokens, k3 estimate, nats
-            seen: dict[str, Tensor] = {"entropy": entropy, "mismatch_kl": gap.exp() - gap - 1, **metrics}
+            seen: dict[str, Tensor] = {"entropy": entropy, "mismatch_kl": torch.expm1(gap) - gap, **metrics}
             if apart is not None:
                 seen["kl_reference"] = apart
             added = torch.stack([(self._of.weight * value).sum(), *(of.sum().float() for of in seen.values())])

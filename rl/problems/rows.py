@@ -53,16 +53,19 @@ def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> li
     return problems
 
 
-def split(problems: Iterable[P], held_out: int | None) -> tuple[list[P], list[P]]:
+def split(
+    problems: Iterable[P], held_out: int | None, known_by: Callable[[P], str] | None = None
+) -> tuple[list[P], list[P]]:
     """(training, held-out), with `held_out` distinct prompts in the second; all problems of one prompt are on one side,
-    and of those that are played all that are alike (`asked`). None holds out HELD_OUT of them, of fewer than five times
-    as many a fifth.
+    and of those that are played all that are alike (`asked`; another way to tell them is ``known_by``). None holds out
+    HELD_OUT of them, of fewer than five times as many a fifth.
 
     Ranks by the prompts' digests, so which are held out, and the order of both lists, depend on neither seed nor file
     order. Raises ProblemError if nothing is left to train on.
     """
-    ranked = sorted(problems, key=lambda problem: (digest(asked(problem)), problem.target))
-    prompts = sorted({asked(problem) for problem in ranked}, key=digest)
+    of = known_by or asked
+    ranked = sorted(problems, key=lambda problem: (digest(of(problem)), problem.target))
+    prompts = sorted({of(problem) for problem in ranked}, key=digest)
     if held_out is None:
         held_out = min(HELD_OUT, len(prompts) // 5)
     if not 0 <= held_out < len(prompts):
@@ -72,8 +75,8 @@ def split(problems: Iterable[P], held_out: int | None) -> tuple[list[P], list[P]
         )
     kept_out = set(prompts[:held_out])
     return (
-        [problem for problem in ranked if asked(problem) not in kept_out],
-        [problem for problem in ranked if asked(problem) in kept_out],
+        [problem for problem in ranked if of(problem) not in kept_out],
+        [problem for problem in ranked if of(problem) in kept_out],
     )
 
 

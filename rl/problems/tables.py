@@ -7,6 +7,7 @@ rows of a Parquet file are counted from 1.
 import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +17,7 @@ Format = Literal["csv", "jsonl", "parquet"]
 _ENDINGS: dict[Format, tuple[str, ...]] = {"jsonl": (".jsonl", ".ndjson", ".json"), "parquet": (".parquet", ".pq")}
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SNIFFED_ROWS = 20
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character, as JSON writes it; two of them are one
 _PACKED = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4", ".snappy")
 
 
@@ -72,8 +74,14 @@ def read_jsonl(lines: Iterable[str], name: str) -> Table:
     """One JSON object a line, or one list of objects; the columns are the keys of all. Raises ProblemError."""
     text = list(_without_mark(lines))
     if (listed := _listed(text)) is None:
-        return _of_objects(name, "line", _json_lines(text, name))
-    return _of_objects(name, "row", [Row(number, each) for number, each in enumerate(listed, 1)])
+        table = _of_objects(name, "line", _json_lines(text, name))
+    else:
+        table = _of_objects(name, "row", [Row(number, each) for number, each in enumerate(listed, 1)])
+    if any(_HALF.search(line) for line in text):
+        half = next((row.number for row in table.rows if not _is_text(row.fields)), None)
+        if half is not None:
+            raise ProblemError(f"{table.at(half)}: holds half of a character, such as \\ud83d alone; take it out")
+    return table
 
 
 def _of_objects(name: str, unit: Literal["line", "row"], rows: list[Row]) -> Table:
@@ -98,6 +106,15 @@ def _json_lines(text: Sequence[str], name: str) -> list[Row]:
     if not rows:
         raise ProblemError(f"{name} is empty: expected one JSON object a line")
     return rows
+
+
+def _is_text(value: Any) -> bool:
+    """Whether all of its texts can be written; half of a character cannot, and no tokenizer takes it."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _listed(text: Sequence[str]) -> list[dict[str, Any]] | None:

@@ -59,7 +59,7 @@ def never_zero(weights: Tensor, chosen: Tensor) -> Tensor:
 class StopStrings:
     """Texts that end a completion. Only the last tokens are decoded at each step: a text of n bytes spans at most n
     tokens that say anything, and one more, because some tokenizers drop the space that a text begins with; between
-    them there may be special ones, which decoding skips."""
+    them there may be special ones, which decoding skips. One that is a special token's own text is that token."""
 
     def __init__(self, policy: Policy, stop: Sequence[str]) -> None:
         self.tokenizer = policy.tokenizer
@@ -69,7 +69,10 @@ class StopStrings:
     def reached(self, completions: Sequence[np.ndarray]) -> list[bool]:
         """[B] whether the newest of the tokens [t] of each completion completes one of them."""
         tails = self.tokenizer.batch_decode([self._tail(tokens) for tokens in completions], **TO_THE_LETTER)
-        return [any(text in tail for text in self.stop) for tail in tails]
+        return [
+            any(text in tail for text in self.stop) or (len(tokens) > 0 and int(tokens[-1]) in self.ends)
+            for tail, tokens in zip(tails, completions, strict=True)
+        ]
 
     def _tail(self, tokens: np.ndarray) -> list[int]:
         """The last tokens, `reach` of which say something."""
@@ -85,6 +88,11 @@ class StopStrings:
         """Special tokens, as fast tokenizers know them and as slow ones do."""
         added = self.tokenizer.added_tokens_decoder.items()
         return {*self.tokenizer.all_special_ids, *(token for token, given in added if given.special)}
+
+    @cached_property
+    def ends(self) -> set[int]:
+        """Special tokens that end a completion."""
+        return {token for token in self._silent if self.tokenizer.convert_ids_to_tokens(token) in self.stop}
 
     def cut(self, text: str) -> str:
         """The text up to the first of them."""

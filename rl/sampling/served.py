@@ -71,7 +71,7 @@ def sample_served(
             seed=first_seed(seed, step, group),
             max_tokens=config.limit,
             stop=list(config.stop),
-            stop_token_ids=list(policy.ends),
+            stop_token_ids=[*policy.ends, *StopStrings(policy, config.stop).ends],
         )
         for prompt, group in zip(prompts, groups, strict=True)
     ]

@@ -36,6 +36,7 @@ class ProblemSet:
     environment: EnvironmentSpec | None = None  # what is acted on, and gives these their rewards
     files: Mapping[str, TrainedOn] = field(default_factory=dict)  # by set: what its files give to ``draw``
     drawn: tuple[Problem, ...] = ()  # the problems of its files that ``draw`` gives
+    before: frozenset[bytes] = frozenset()  # short digests of prompts that the policy was trained on before
     spared: int = 0  # problems of its files' training parts that are not drawn, as a prompt like theirs is held out
     left_out: int = 0  # problems that an evaluation passes over, as the policy was trained on them
 
@@ -72,8 +73,8 @@ class ProblemSet:
 
     @property
     def trained(self) -> frozenset[bytes]:
-        """Short digests of the prompts of its files that ``draw`` gives, for `tasks.sets.trained_on.seen_among`."""
-        return prompts_of(self.files.values())
+        """Short digests of the prompts of its files that ``draw`` gives, and of those before, for `seen_among`."""
+        return prompts_of(self.files.values()) | self.before
 
     def longest(self) -> list[Problem]:
         """Problems among which is the longest prompt: the held-out ones, some of the first step, and those of the files

@@ -223,7 +223,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rlvf-faults-") as folder:
         os.environ["RLVF_HOME"] = folder
         with staged(Path(folder), {**OPTIONS, "policy": given.policy}, given.steps) as stage:
-            trained(stage, "undisturbed", None, 0.0, "")
+            if (undisturbed := trained(stage, "undisturbed", None, 0.0, "")).faults:
+                sys.exit(f"the run without a fault: {'; '.join(undisturbed.faults)}")
             at = times(stage.run_folder("undisturbed"))
             usual = median(later - earlier for earlier, later in pairwise(at))
             weights = digest(stage.run_folder("undisturbed"), given.steps)

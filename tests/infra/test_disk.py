@@ -54,6 +54,31 @@ def test_it_goes_with_its_process(tmp_path: Path) -> None:
         assert not folder.exists()
 
 
+FORKED = """
+import multiprocessing
+from infra.disk import own_folder
+
+def fill():
+    (own_folder() / "weights").write_bytes(b"w")
+    print(own_folder(), flush=True)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    worker = context.Process(target=fill)
+    worker.start()
+    worker.join()
+"""
+
+
+def test_it_goes_with_a_fork_too(tmp_path: Path) -> None:
+    (program := tmp_path / "program.py").write_text(FORKED)
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())}
+    said = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=True)
+    folder = Path(said.stdout.strip())
+    assert folder.is_relative_to(tmp_path)
+    assert not folder.exists()
+
+
 def test_the_next_process_removes_what_a_killed_one_left_and_spares_the_living(tmp_path: Path) -> None:
     with process(tmp_path) as (killed, left), process(tmp_path) as (_, living):
         assert left.parent == living.parent

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -63,6 +63,15 @@ def test_concatenating_grows_the_token_axis_to_the_longest(make_rollouts: Make, 
     whole = concatenate([short, long])
     assert whole.rollouts.tokens.tolist() == [[[2, 0, 0], [3, 0, 0]], [[4, 5, 6], [7, 0, 0]]]
     assert whole.rollouts.logprobs.shape == whole.rollouts.versions.shape == (2, 2, 3)
+
+
+def test_what_some_have_and_others_lack_is_refused(batch: Batch) -> None:
+    made = batch.select([0]).rollouts.made_by("g0")
+    for other in (replace(batch.select([0]), rollouts=made), replace(batch.select([0]), baseline=np.zeros(1))):
+        with pytest.raises(ValueError, match=r"^(makers|baseline): some of what is joined has it, and some has not$"):
+            concatenate([other, batch.select([1, 2])])
+        with pytest.raises(ValueError, match="some has not"):
+            concatenate([batch.select([1, 2]), other])
 
 
 def test_concatenating_nothing_is_refused() -> None:

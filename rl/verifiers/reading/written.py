@@ -45,11 +45,12 @@ class WrongEquation(ValueError):  # noqa: N818  the name says what is wrong with
 
 
 def behind_thinking(text: str) -> str:
-    """What stands behind the thinking; a second </think> at the end of it, which closes nothing, is passed over."""
+    """What stands behind the thinking, and nothing where it has not come to an end; a second </think> at the end of it,
+    which closes nothing, is passed over."""
     *thoughts, behind = text.split("</think>")
     while len(thoughts) > 1 and "<think>" not in thoughts[-1] and (not behind or _END.fullmatch(behind)):
         behind = thoughts.pop()
-    return behind
+    return "" if "<think>" in behind else behind
 
 
 def answered(text: str) -> str:

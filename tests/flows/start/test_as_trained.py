@@ -8,7 +8,8 @@ import pytest
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
 from flows.start.as_trained import Asked, asked_evaluation, asked_of_run
-from flows.start.runs import PROBLEMS, Run, without_secrets
+from flows.start.lineage import PROBLEMS, save_problems
+from flows.start.runs import Run, without_secrets
 from flows.start.trust import remember
 from rl.problems.tables import ProblemError
 from rl.verifiers.built_in.gsm8k import INSTRUCTIONS
@@ -205,7 +206,7 @@ def test_problems_that_were_trained_on_are_left_out_even_if_the_file_was_edited(
     file.write_text(HEAD + "".join(rows[:300]))
     run = Run(uri, given(TrainConfig, problems=str(file)), resumed=False)
     begun = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
-    run.save_problems(begun)
+    save_problems(run.uri, begun)
     run.save_config()
     trained = {problem.prompt for problem in begun.draw(0, 240, 0)}
     held_out = {problem.prompt for problem in begun.held_out}

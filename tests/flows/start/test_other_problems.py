@@ -8,7 +8,8 @@ import pytest
 
 from flows.config import TrainConfig
 from flows.options.reading import read_config
-from flows.start.runs import PROBLEMS, Run, saved_problems
+from flows.start.lineage import PROBLEMS, save_problems, saved_problems
+from flows.start.runs import Run
 from infra.storage.typed import DamagedError
 from rl.problems.tables import ProblemError
 from tasks.sets.problem_set import ProblemSet, open_problems
@@ -44,7 +45,7 @@ def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path, edited: str, c
     uri = f"memory://{uuid.uuid4().hex}/run" if remote else str(tmp_path / "run")
     run = begun(uri, problems=str(file), mix="[grammar]")
     first = opened(run.config)
-    run.save_problems(first)
+    save_problems(run.uri, first)
     kept = saved_problems(uri)
     assert kept == first.files
     assert kept is not None
@@ -61,7 +62,7 @@ def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path, edited: str, c
     run.refuse_other_problems(opened(run.config))
     # a run of before kept its prompts as they stand, and drew those too that another one's words hold out
     before = {name: each.model_copy(update={"trained": each.trained[8:]}) for name, each in kept.items()}
-    run.save_problems(replace(first, files=before))
+    save_problems(run.uri, replace(first, files=before))
     run.refuse_other_problems(opened(run.config))
 
 

@@ -10,6 +10,7 @@ from flows.evaluate import name_in_log, plan_in_log
 from flows.options.reading import OptionError, read_config
 from flows.start.as_trained import Asked, asked_evaluation
 from flows.start.edited import save_sources
+from flows.start.lineage import save_problems
 from flows.start.resume import resume_run
 from flows.start.runs import SOURCES, Run, new_run
 from flows.start.saved import saved_config
@@ -41,7 +42,7 @@ def begun(run: Run) -> Run:
     config = run.config
     problems = open_problems(config.sets, config.verifier, config.held_out, config.seed)
     run.save_config()
-    run.save_problems(problems)
+    save_problems(run.uri, problems)
     save_sources(run.uri, problems)
     return run
 

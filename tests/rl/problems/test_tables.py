@@ -179,12 +179,22 @@ def test_a_row_of_parquet_is_named() -> None:
         ("[1, 2]", "line 1: holds a list, not an object"),
         ('\n"text"', "line 2: holds text, not an object"),
         ("[" * 10**5, "line 1: not JSON"),
+        (
+            '{"a": "1"}\n{"a": {"b": ["cut \\ud83d"]}}',
+            r"q\.jsonl: line 2: holds half of a character, such as \\ud83d alone",
+        ),
+        ('[{"a": "1"},\n {"\\uDE00": "cut"}]', "row 2: holds half of a character"),
         ("natural_language,python_expression\n1,1", "line 1: not JSON"),
     ],
 )
 def test_what_is_no_json_lines_is_refused(text: str, says: str) -> None:
     with pytest.raises(ProblemError, match=says):
         read_jsonl(io.StringIO(text), "q.jsonl")
+
+
+def test_two_halves_are_a_character() -> None:
+    table = read_jsonl(io.StringIO('{"a": "\\ud83d\\ude00"}\n{"a": "\\\\ud83d"}'), "q.jsonl")
+    assert [row.fields["a"] for row in table.rows] == ["\U0001f600", "\\ud83d"]
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1", b"question,answer\nx,1\n"])

@@ -188,6 +188,15 @@ def test_a_stop_string_is_seen_over_special_tokens(between: int, make_policy: Ma
     assert stops.reached([spread, spread[: -1 - between]]) == [True, False]
 
 
+def test_a_stop_string_that_is_a_special_tokens_own_text_is_that_token(make_policy: Make) -> None:
+    policy = make_policy()
+    said = policy.tokenizer("what is 3 . 5 ?")["input_ids"]
+    stops = decoding.StopStrings(policy, [policy.tokenizer.pad_token, "nothing"])
+    assert stops.ends == {policy.tokenizer.pad_token_id}
+    ended = np.array([*said, policy.tokenizer.pad_token_id])
+    assert stops.reached([ended, ended[:-1], ended[:0]]) == [True, False, False]
+
+
 def test_the_record_holds_what_was_asked(make_policy: Make, problems: list[Problem]) -> None:
     policy = make_policy(eager=5.0)
     rollouts = draw(policy, problems)
