@@ -72,10 +72,12 @@ class Sqlite:
 
 def same(answer: str, wanted: str) -> bool:
     """Whether two values are one: as numbers if both are, else as texts without regard to case and outer blanks."""
+    if answer.strip().casefold() == wanted.strip().casefold():
+        return True  # a name may be one of those that float reads, such as Nan
     try:
         return float(answer) == float(wanted)
     except ValueError:
-        return answer.strip().casefold() == wanted.strip().casefold()
+        return False
 
 
 def _allowed(action: int, _first: str | None, name: str | None, *_: Any) -> int:
