@@ -96,7 +96,8 @@ def _json_lines(text: Sequence[str], name: str) -> list[Row]:
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", None) or "nested too deeply"
+            deep = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
+            reason = getattr(error, "msg", deep)
             raise ProblemError(f"{name}: line {number}: not JSON: {reason}; one object a line is read") from error
         if not isinstance(fields, dict):
             raise ProblemError(

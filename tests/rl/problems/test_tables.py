@@ -178,7 +178,8 @@ def test_a_row_of_parquet_is_named() -> None:
         ('{"a": 1}\n{"a":', "line 2: not JSON"),
         ("[1, 2]", "line 1: holds a list, not an object"),
         ('\n"text"', "line 2: holds text, not an object"),
-        ("[" * 10**5, "line 1: not JSON"),
+        ("[" * 10**5, "line 1: not JSON: nested too deeply"),
+        (f'{{"a": {"1" * 6000}}}', "line 1: not JSON: Exceeds the limit .* value has 6000 digits; one object"),
         (
             '{"a": "1"}\n{"a": {"b": ["cut \\ud83d"]}}',
             r"q\.jsonl: line 2: holds half of a character, such as \\ud83d alone",
