@@ -8,6 +8,7 @@ import pytest
 from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config
 from rl.algorithms import ALGORITHMS
+from rl.config import VERIFIERS
 
 NAMES = ", ".join(ALGORITHMS)
 
@@ -112,8 +113,7 @@ NAMES = ", ".join(ALGORITHMS)
         ),
         (
             "--verifier reward_model:judge",
-            "verifier 'reward_model:judge' is none of arithmetic, countdown, functions, gsm8k, math, "
-            "reasoning_gym, reward-model:RUN; "
+            f"verifier 'reward_model:judge' is none of {', '.join(VERIFIERS)}, reward-model:RUN; "
             "did you mean reward-model:judge?",
         ),
         ("--algorithm reinforce++", f"--algorithm.name 'reinforce++': is none of {NAMES}; did you mean reinforce_pp?"),

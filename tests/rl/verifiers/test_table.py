@@ -57,6 +57,8 @@ def test_one_that_is_built_in_and_one_of_the_users_are_asked_alike(name: str) ->
 
 
 def test_each_name_is_found_in_the_table() -> None:
+    without = sorted({*VERIFIERS} - ASKED.keys())
+    assert without == [], f"add what {', '.join(without)} is asked, and a right answer, to ASKED"
     assert set(ASKED) == {*VERIFIERS, "r.py:reward"}
     assert declared("my_reward.py:reward") is FUNCTION
     assert declared("https://127.0.0.1:8900") is SERVICE
