@@ -26,6 +26,13 @@ NAMES = ", ".join(ALGORITHMS)
             "--algorithm grpo --algorithm.ratio_cap 3",
             "algorithm: ratio_cap: is no option of grpo, but of maxrl, reinforce, remax, rloo",
         ),
+        *(
+            (
+                f"--algorithm reinforce --algorithm.clip {clip}",  # 0.2 is its default
+                "algorithm: clip: is no option of reinforce, but of dr_grpo, grpo, ppo, reinforce_pp",
+            )
+            for clip in (0.2, 0.21)
+        ),
         (
             "--algorithm my.py:Mine --algorithm.options [beta",
             "--algorithm.options: '[beta' is not allowed; give a mapping in YAML, such as {beta: 0.1}",

@@ -33,7 +33,7 @@ def over_the_batch(group: list[float], everything: list[float]) -> list[float]:
 class Paper(NamedTuple):
     """What its paper says of an algorithm."""
 
-    advantages: Callable[[list[float], list[float]], list[float]] | None  # None: of more than rewards, tested below
+    advantages: Callable[[list[float], list[float]], list[float]] | None  # None: of more than rewards, tested apart
     weights: Literal["token", "sequence", "constant"] = "token"  # what is averaged over
     weighted: bool = False  # its loss is -A sg(w) log pi: nothing flows through the weight
 
