@@ -5,11 +5,12 @@ where it is not found, else 1 less a twentieth for each guess after the first: i
 average are those of binary search, `rl.problems.played.guess.optimum`.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Guess:
     turns, seconds, memory = 10, 2.0, 128
+    in_process: ClassVar[bool] = True
 
     def reset(self, target: str, largest: int = 64, **_: Any) -> None:
         self._secret, self._largest = int(target), int(largest)
