@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from flows.config import EvalConfig, TrainConfig
-from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, SftConfig
+from flows.finetune_config import FinetuneConfig, RewardModelConfig
 from flows.options.plain_yaml import load_yaml
 from flows.options.reading import OptionError, differences, read_config, to_yaml
 from flows.start.defaults import with_rate
@@ -26,7 +26,6 @@ from tasks.sets.example_set import ExampleSet
 F = TypeVar("F", bound=FinetuneConfig)
 S = TypeVar("S", bound=ProblemsConfig)
 
-KINDS: dict[str, type[FinetuneConfig]] = {kind.method: kind for kind in (SftConfig, DpoConfig, RewardModelConfig)}
 MOST_BYTES = 2**20
 MAY_CHANGE = (
     *("steps", "run", "cluster", "placement", "tracking", "checkpoint", "evaluate_every", "policy.device"),
@@ -77,7 +76,7 @@ class Finetune(Generic[F]):
 
     def save(self, examples: ExampleSet) -> None:
         """Write down what it is trained on, and its configuration without secrets; it exists from then on."""
-        place.write_text(place.join(self.uri, EXAMPLES), json_of(examples))
+        place.write_text(place.join(self.uri, EXAMPLES), f'{{"digest": "{examples.digest}"}}\n')
         place.write_text(
             place.join(self.uri, SETTINGS), f"method: {self.config.method}\n{to_yaml(without_secrets(self.config))}"
         )
@@ -90,10 +89,6 @@ class Finetune(Generic[F]):
                 f"{self.name} cannot be resumed: the examples of {self.config.problems.path} are not those that it was "
                 "trained on; restore the file, or start a new run"
             )
-
-
-def json_of(examples: ExampleSet) -> str:
-    return f'{{"digest": "{examples.digest}"}}\n'
 
 
 def is_finetune(uri: str) -> bool:

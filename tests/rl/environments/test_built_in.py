@@ -16,8 +16,8 @@ from rl.environments.interface import interface_of
 from rl.environments.opened import opened
 from rl.environments.spec import EnvironmentSpec
 from rl.environments.turn import Action, ToolCall
-from rl.problems.played import guess
 from rl.records import Problem, Verdict
+from tests.streams import optimum
 
 Policy = Callable[[Problem], Iterator[Action]]
 
@@ -100,7 +100,7 @@ def test_who_knows_how_gets_the_whole_reward(name: str) -> None:
         if name == "hanoi":
             assert str(turns[-1]) == problem.target
     if name == "guess":
-        assert abs(sum(turns) / len(turns) / guess.optimum() - 1) < 0.15
+        assert abs(sum(turns) / len(turns) / optimum() - 1) < 0.15
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
