@@ -153,8 +153,8 @@ def episodes_of(
     spec: EnvironmentSpec | None,
     generator: Generator,
     step: int,
-    order: tuple[int, ...] = (),
-    refused: Callable[[str], object] = lambda _: None,
+    order: tuple[int, ...],
+    refused: Callable[[str], object],
 ) -> Episodes | None:
     """Those of what a generator draws at a step; None without an environment."""
     if spec is None:
