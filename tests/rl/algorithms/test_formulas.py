@@ -223,7 +223,7 @@ def test_an_algorithm_takes_its_own_options_of_the_losses() -> None:
     # runs of before have the default of all of them saved
     assert AlgorithmSpec(name="grpo", ratio_cap=2.0).algorithm == AlgorithmSpec(name="grpo").algorithm
     for cap in (5.0, 7.0):
-        with pytest.raises(ValueError, match=r"ratio_cap: is no option of grpo, but of maxrl, reinforce, remax, rloo"):
+        with pytest.raises(ValueError, match=r"ratio_cap: is no option of grpo, but of .*reinforce"):
             AlgorithmSpec(name="grpo", ratio_cap=cap)
     assert pickle.loads(pickle.dumps(given)) == given
 
