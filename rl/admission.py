@@ -6,7 +6,7 @@ Legend: P problems, G completions per problem, S prompt tokens, T completion tok
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -48,6 +48,13 @@ def refusal(returned: object, asked: Asked) -> str:
     if not isinstance(returned, Rollouts):
         return f"it is {type(returned).__name__}, and not rollouts"
     return _shapes(returned, asked) or _lengths(returned, asked) or _values(returned, asked)
+
+
+def telling(refused: Callable[[str], object], why: str) -> str:
+    """``why`` a result is refused, of which ``refused`` is told; empty where it is taken."""
+    if why:
+        refused(why)
+    return why
 
 
 def refused_judgement(returned: object, problems: int, samples: int) -> str:

@@ -11,6 +11,7 @@ from infra.dispatch.dispatch import Dispatch
 from infra.dispatch.probe import probe_workers
 from infra.dispatch.shares import Sizes
 from infra.weights.version import PolicyVersion
+from rl.admission import telling
 from rl.config import OURS, PolicyConfig
 from tasks.batch.collection import Collection
 from tasks.batch.lease import Lease, neighbours_joined
@@ -58,11 +59,6 @@ def generate(
     step = collection.step
     oldest, mending = max(0, step - admission.staleness), Mending(mend)
 
-    def refused(why: str) -> str:
-        if why:
-            collection.refuse()
-        return why
-
     def generate_all(wanted: list[Lease]) -> None:
         again = any(map(collection.without, wanted))  # as they were, without who has made them
         sizes = None if again else admission.sizes
@@ -79,7 +75,7 @@ def generate(
                     generator.generate,
                     slices.arguments,
                     indices,
-                    check=lambda index, returned: refused(slices.check(index, returned)),
+                    check=lambda index, returned: telling(collection.refuse, slices.check(index, returned)),
                     mending=mending,
                     order=(step, *order),
                     done=slices.take,

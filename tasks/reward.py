@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.dispatch.dispatch import Dispatch
+from rl.admission import telling
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.parts import MAX_REWARD
@@ -86,10 +87,7 @@ def _scores(
     ]
 
     def check(part: int, returned: NDArray[np.float32]) -> str:
-        why = _unlike_scores(returned, (2, *parts[part][2].shape))
-        if why:
-            refused(why)
-        return why
+        return telling(refused, _unlike_scores(returned, (2, *parts[part][2].shape)))
 
     found = dict(dispatch.lease(CALL, model.score, parts, order=order, check=check, at_once=AT_ONCE))
     return np.concatenate([found[part] for part in range(len(parts))], axis=1)

@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from infra.dispatch.dispatch import Dispatch
 from infra.storage.manifest import StoreError
 from infra.weights.version import PolicyVersion
-from rl.admission import Asked, refusal, refused_logprobs
+from rl.admission import Asked, refusal, refused_logprobs, telling
 from rl.graph import SCORES, Call
 from rl.records import Rollouts
 from tasks.batch.collection import Collection
@@ -75,9 +75,7 @@ class ReferenceScores:
         """[P, G, T]. Raises ReferenceLost."""
 
         def check(_: int, returned: NDArray[np.float32]) -> str:
-            if why := refused_logprobs(returned, rollouts):
-                refused(why)
-            return why
+            return telling(refused, refused_logprobs(returned, rollouts))
 
         asked = [(self.version(step), bare(rollouts))]
         try:
@@ -118,9 +116,7 @@ class GreedyScores:
             return self.newest(oldest), step, range(len(problems)), problems, None
 
         def check(_: int, returned: Rollouts) -> str:
-            if why := refusal(returned, asked):
-                refused(why)
-            return why
+            return telling(refused, refusal(returned, asked))
 
         generate = self.generator.generate
         mending = Mending(self.mend)

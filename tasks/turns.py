@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 from infra.dispatch.dispatch import Dispatch
 from infra.dispatch.probe import each_well
-from rl.admission import refused_judgement, refused_outcomes
+from rl.admission import refused_judgement, refused_outcomes, telling
 from rl.environments.episode import Episode, Outcome
 from rl.environments.interface import Interface
 from rl.environments.spec import EnvironmentSpec
@@ -115,10 +115,7 @@ class Episodes:
         ]
 
         def check(part: int, returned: list[Outcome]) -> str:
-            why = refused_outcomes(returned, len(parts[part][1]))
-            if why:
-                self.refused(why)
-            return why
+            return telling(self.refused, refused_outcomes(returned, len(parts[part][1])))
 
         found = dict(self.dispatch.lease("verify", play, parts, order=self.order, check=check))
         return [outcome for part in range(len(parts)) for outcome in found[part]]
@@ -140,10 +137,7 @@ def judged_episodes(
     ]
 
     def check(part: int, returned: Judgement) -> str:
-        why = refused_judgement(returned, len(parts[part][1]) // samples, samples)
-        if why:
-            refused(why)
-        return why
+        return telling(refused, refused_judgement(returned, len(parts[part][1]) // samples, samples))
 
     found = dict(dispatch.lease("verify", judge_episodes, parts, order=order, check=check))
     return Judgement.join([found[part] for part in range(len(parts))])
@@ -159,8 +153,8 @@ def episodes_of(
     spec: EnvironmentSpec | None,
     generator: Generator,
     step: int,
-    order: tuple[int, ...] = (),
-    refused: Callable[[str], object] = lambda _: None,
+    order: tuple[int, ...],
+    refused: Callable[[str], object],
 ) -> Episodes | None:
     """Those of what a generator draws at a step; None without an environment."""
     if spec is None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from infra.dispatch.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
-from rl.admission import refused_scores
+from rl.admission import refused_scores, telling
 from rl.graph import SCORES, Call
 from rl.records import Rollouts
 from tasks.calls.critic import Valuer
@@ -41,9 +41,7 @@ class ValueScores:
             version = self._versions[step]
 
         def check(_: int, returned: NDArray[np.float32]) -> str:
-            if why := refused_scores(returned, rollouts):
-                refused(why)
-            return why
+            return telling(refused, refused_scores(returned, rollouts))
 
         def asked(_: int) -> tuple[PolicyVersion, Rollouts]:
             return version, bare(rollouts)

@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.dispatch.dispatch import Dispatch
 from infra.dispatch.probe import each_well
-from rl.admission import refused_judgement
+from rl.admission import refused_judgement, telling
 from rl.environments.episode import Episode
 from rl.judging import Judgement, first
 from rl.records import Problem, Rollouts
@@ -108,10 +108,7 @@ def _judged_by_verifiers(
     ]
 
     def check(part: int, returned: Judgement) -> str:
-        why = refused_judgement(returned, len(parts[part][0]), rollouts.ended.shape[1])
-        if why:
-            refused(why)
-        return why
+        return telling(refused, refused_judgement(returned, len(parts[part][0]), rollouts.ended.shape[1]))
 
     tokens = [int(rollouts.lengths[at : at + share].sum()) for at in starts]
     verdicts = dict(dispatch.lease("verify", judge, parts, order=order, check=check, tokens=tokens.__getitem__))

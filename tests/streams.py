@@ -1,9 +1,10 @@
-"""Problems out of the endless streams that `rl.problems.made.grammar` and `rl.problems.made.countdown` make."""
+"""Problems out of the endless streams that are made in code, and the least that it takes to solve some."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from rl.problems.played.guess import LARGEST
 from rl.records import Problem
 
 
@@ -14,3 +15,8 @@ def drawing(stream: Callable[..., Iterator[Problem]]) -> Callable[..., list[Prob
         return list(islice(stream(seed, step, **side), skip, skip + how_many))
 
     return draw
+
+
+def optimum(largest: int = LARGEST) -> float:
+    """The fewest guesses of `guess` on average, by binary search: one number needs 1, two need 2, four need 3, …"""
+    return sum(number.bit_length() for number in range(1, largest + 1)) / largest

@@ -2,6 +2,7 @@
 used from there."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.packages_copy import packages_in, ran
 
 pytestmark = pytest.mark.slow
+
+SHOUT = Path(__file__).parent / "rl/verifiers/shout.py"
 
 SHRUNK = '''
 """The mean of the others of its group as baseline, and an option of its own."""
@@ -94,6 +97,25 @@ def stream(seed, step, side):
         number = 2 * (1000 * step + index) + (side == "held_out")
         yield Problem(f"add {number} and {number}.", f"2 * {number}", f"doubles:{seed}.{step}.{index}")
 '''
+
+EVALS = """
+evals:
+  - {path: loud.jsonl, verifier: shout, every: 5}
+"""
+
+EVALUATED = """
+from flows.config import TrainConfig
+from flows.options.reading import read_config
+from flows.run.plans import plans
+from rl.verifiers.opened import opened
+from tasks.sets.problem_set import open_problems
+
+config = read_config(TrainConfig, file="evals.yaml", overrides={})
+loud, held_out = plans(config, open_problems(config.sets, config.verifier, config.held_out, config.seed))
+verifier = loud.problems.verifiers["loud"]
+print(loud.metric("reward"), loud.every, verifier.name, held_out.label)
+print([verdict.reward for verdict in opened(verifier).judge(loud.problems.held_out * 2, ["HEY", "hey"])])
+"""
 
 RLVF = "from flows.cli import main; main()"
 
@@ -231,6 +253,14 @@ def test_a_set_of_problems_is_one_file(copy: Path) -> None:
     )  # fmt: skip
     assert drawn.stdout == "['2 * 6000', '2 * 6002'] ['2 * 1', '2 * 3', '2 * 5', '2 * 7']\n", drawn.stderr
     assert "doubles" in ran(copy, "-c", RLVF, "train", "--help").stdout
+
+
+def test_a_verifier_is_one_file_and_a_set_to_evaluate_on_a_line_of_yaml(copy: Path) -> None:
+    shutil.copy(SHOUT, copy / "rl/verifiers/built_in")
+    (copy / "loud.jsonl").write_text('{"prompt": "Say hey.", "target": "hey"}\n')
+    (copy / "evals.yaml").write_text(EVALS)
+    done = ran(copy, "-c", EVALUATED)
+    assert done.stdout == "eval/loud/reward 5 shout held-out\n[1.0, 0.0]\n", done.stderr
 
 
 def test_a_kind_of_storage_is_one_file(copy: Path) -> None:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +33,6 @@ OPTIONS = {
 def times(run: Path) -> list[float]:
     """When each step was logged."""
     return [line.time / 1000 for line in read_metrics(run / "metrics.jsonl") if "groups/used" in line.metrics]
-
-
-def digest(run: Path, steps: int) -> str:
-    """Of the weights as the trainer holds them."""
-    return sha256((run / "state" / str(steps) / "model.safetensors").read_bytes()).hexdigest()
 
 
 @dataclass

@@ -3,9 +3,9 @@
 import argparse
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from flows.commands.command import say
 from flows.commands.unused_up import say_unused_up
@@ -19,13 +19,13 @@ from flows.start.preflight import check_model, check_place, check_tracking
 from flows.start.runs import without_secrets
 from flows.start.trust import refuse_odd_files, trusted
 from infra.home import runs_uri
+from infra.interrupts import put_off
 from infra.runs.record import RESULT
 from infra.security.printable import printable
 from infra.storage import place
 from infra.storage.usable import named_storage_errors
 from tasks.sets.example_set import open_examples
 
-F = TypeVar("F", bound=FinetuneConfig)
 FIRST = (
     *("problems", "policy", "policy.lora", "steps", "batch", "held_out", "max_tokens", "optimizer.lr", "run", "resume"),
     *("config", "json"),
@@ -42,9 +42,7 @@ def add_example_options(command: argparse.ArgumentParser, kind: type[FinetuneCon
     add_options(command, kind)
 
 
-def train_on_examples(
-    given: argparse.Namespace, kind: type[F], flow: Callable[[], Callable[[F, str | None], str]]
-) -> None:
+def train_on_examples(given: argparse.Namespace, kind: type[FinetuneConfig]) -> None:
     """Run the flow, which is imported when all that was given is known to be good, and print what it has made."""
     runs = runs_uri()
     with named_storage_errors(given.resume if given.resume is not None and "://" in given.resume else runs):
@@ -75,7 +73,10 @@ def train_on_examples(
     def work(display: Display) -> str:
         display.say(f"run {run.name}")
         named = (config if run.resumed else asked).model_copy(update={"run": run.uri})  # the flow says what it chooses
-        return flow()(without_secrets(named), run.uri if run.resumed else None)
+        with put_off():
+            from flows.sft import dpo, reward_model, sft
+        of_kind: Mapping[str, Callable[[Any, str | None], str]] = {"sft": sft, "dpo": dpo, "reward-model": reward_model}
+        return of_kind[kind.method](without_secrets(named), run.uri if run.resumed else None)
 
     try:
         policy = in_workplace(config.cluster, config.placement, work)

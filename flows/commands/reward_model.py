@@ -1,29 +1,19 @@
 """`rlvf reward-model`."""
 
-from collections.abc import Callable
-
 from flows.commands.command import Command
 from flows.commands.on_examples import FIRST, add_example_options, train_on_examples
 from flows.finetune_config import RewardModelConfig
-from infra.interrupts import put_off
 
 EXAMPLES = """
 rlvf reward-model --problems pairs.jsonl --policy Qwen/Qwen3-0.6B    columns prompt, chosen, rejected
 rlvf train --problems q.jsonl --verifier reward-model:RUN            what it is for
 """
 
-
-def _flow() -> Callable[[RewardModelConfig, str | None], str]:
-    with put_off():
-        from flows.sft import reward_model
-    return reward_model
-
-
 COMMAND = Command(
     "reward-model",
     "train a reward model on pairs of completions, of which one is preferred",
     EXAMPLES,
     lambda command: add_example_options(command, RewardModelConfig),
-    lambda given: train_on_examples(given, RewardModelConfig, _flow),
+    lambda given: train_on_examples(given, RewardModelConfig),
     tuple(name for name in FIRST if name != "policy.lora"),  # which it refuses
 )

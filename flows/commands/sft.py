@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Callable
 
 from flows.commands.command import Command
 from flows.commands.on_examples import FIRST as EXAMPLE_OPTIONS
@@ -29,12 +28,6 @@ def _options(command: argparse.ArgumentParser) -> None:
     add_example_options(command, SftConfig)
 
 
-def _flow() -> Callable[[SftConfig, str | None], str]:
-    with put_off():
-        from flows.sft import sft
-    return sft
-
-
 def refuse_unused(config: SftConfig) -> None:
     """Raise ValueError where something is given that is of demonstrations, and there are none."""
     used = ("problems", "warm_up", "policy", "cluster", "placement", "tracking")
@@ -50,11 +43,11 @@ def refuse_unused(config: SftConfig) -> None:
 
 def _run(given: argparse.Namespace) -> None:
     if given.resume is not None:
-        train_on_examples(given, SftConfig, _flow)
+        train_on_examples(given, SftConfig)
         return
     config = read_config(SftConfig, file=given.config, overrides=given.overrides)
     if config.problems.path is not None:
-        train_on_examples(given, SftConfig, _flow)
+        train_on_examples(given, SftConfig)
         return
     refuse_unused(config)
     say_unused_up(config.cluster)

@@ -32,7 +32,7 @@ def refuse_beside(
     policy: PolicyConfig,
     sampling: SamplingConfig,
     *,
-    judged: bool = False,
+    judged: bool,
 ) -> None:
     """Raise ValueError where what is said of completions of one turn stands beside an ``environment``; ``judged``:
     whether some problems beside it have a verifier of their own."""

@@ -99,13 +99,16 @@ def read_config(
     flat = {path: Given(path, value) for path, value in leaf_values(model()) if defaults}
     saved = _layer(options, base or {}, "saved configuration: ", Option.split)
     written = _layer(options, _read_yaml(file), f"{file}: ", Option.split) if file is not None else []
-    given = [*saved, *written, *_layer(options, overrides, "--", Option.parse)]
+    asked = [*written, *_layer(options, overrides, "--", Option.parse)]
+    given = [*saved, *asked]
     values = {one.path: one.value for one in given}
     if mistakes := [mistake for one in given if (mistake := _misplaced(options, one, values))]:
         raise OptionError("\n".join(mistakes))
     flat |= {one.path: one for one in given}
     try:
-        return model.model_validate(nest({path: one.value for path, one in flat.items()}))
+        # what is asked for and is none of the algorithm's options is refused even where it equals its default
+        context = {"asked": {one.path for one in asked}}
+        return model.model_validate(nest({path: one.value for path, one in flat.items()}), context=context)
     except ValidationError as error:
         raise OptionError("\n".join(_explain(error, options, flat))) from None
 

@@ -71,10 +71,10 @@ def propose(
     *,
     size: Mapping[str, float],
     memory: Mapping[str, float],
-    others: Sequence[MeasuredStep] = (),
-    staleness: Sequence[int] = (),
-    tags: Tags | None = None,
-    probed: Places | None = None,
+    others: Sequence[MeasuredStep],
+    staleness: Sequence[int],
+    tags: Tags | None,
+    probed: Places | None,
 ) -> Proposal:
     """The best placement, size of leases and, of those given, staleness: of each what it adds to the one before.
 

@@ -2,8 +2,8 @@
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +24,7 @@ class Chart:
     title: str
     words: str
     draw: Callable[[Path], None]
+    metrics: tuple[str, ...] = ()  # whose curves it shows
     svg: str = ""
 
 
@@ -34,7 +35,7 @@ def drawn(charts: Iterable[Chart]) -> list[Chart]:
         for chart in charts:
             path = Path(folder, f"{chart.name}.svg")
             chart.draw(path)
-            found.append(Chart(chart.name, chart.title, chart.words, chart.draw, path.read_text("utf-8")))
+            found.append(replace(chart, svg=path.read_text("utf-8")))
     return found
 
 
@@ -62,7 +63,21 @@ def reward(title: str, record: Record) -> Chart:
 
 
 def learning(title: str, record: Record) -> Iterator[Chart]:
-    """Charts of learning."""
+    """Charts of learning: what is known by name, and the other metrics of updates in a last one."""
+    shown = set[str]()
+    names = sorted({name for line in record.metrics for name in line.metrics})
+    for chart in by_name(title, record, names):
+        shown.update(chart.metrics)
+        yield chart
+    more = [name for name in names if name.startswith(("policy/", "correction/")) and name not in shown]
+    yield from lines(
+        "more", "More of updates", "Of the algorithm and its corrections; docs/metrics.md says what each is.",
+        record, dict(zip(more, more, strict=True)),
+    )  # fmt: skip
+
+
+def by_name(title: str, record: Record, names: Sequence[str]) -> Iterator[Chart]:
+    """Charts of the metrics that have a place; ``names``: of all that were logged."""
     yield reward(title, record)
     rewards, rates = record.curve("reward/mean"), record.curve("reward/pass_rate")
     if any(not math.isclose(rates[step], rewards.get(step, math.nan)) for step in rates):
@@ -75,7 +90,6 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
                 path, list(rates), list(rates.values()), held_out=solved, title=title, label="pass rate"
             ),
         )
-    names = {name for line in record.metrics for name in line.metrics}
     yield from lines(
         "sampled", "Held out, sampled", "Mean reward of sampled completions, and how many problems one of them solves.",
         record, {"reward": "eval/reward_sampled", "pass rate": "eval/sampled", "pass@k": "eval/pass_at_k"},
@@ -228,7 +242,13 @@ def lines(
             words += f" The first {MOST_LINES} of {len(curves):,} are drawn."
             curves = dict(islice(curves.items(), MOST_LINES))
         words += means_said(curves.values())
-        yield Chart(name, title, words, lambda path: line_picture(path, curves, title=title, unit=unit, share=share))
+        yield Chart(
+            name,
+            title,
+            words,
+            lambda path: line_picture(path, curves, title=title, unit=unit, share=share),
+            tuple(metrics.values()),
+        )
 
 
 def first_to_last(curve: Mapping[int, float], form: str = "{:z.3f}") -> str:

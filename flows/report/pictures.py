@@ -17,6 +17,7 @@ BLUE, ORANGE = "#2166ac", "#e08214"
 SEEDS = (BLUE, ORANGE, "#1b7837", "#8e44ad", "#c0392b", "#0e8a8a")
 PALE = "#a9c9e6"
 SIZE_INCHES, DOTS_PER_INCH = (8.0, 4.5), 150
+SMOOTH = 5  # steps whose mean reward is drawn dark
 PAGE_INCHES = 4.7  # width of a drawing for a page: its text is as large as the page's on a telephone
 # what a worker spends time on, as bars are stacked: no two are alike to the colour-blind (tests/flows/report)
 CALLS = {
@@ -54,14 +55,13 @@ def reward_curve(
     steps: Sequence[int],
     sampled: Sequence[float],
     *,
-    smooth: int = 5,
     held_out: Sequence[tuple[int, float]] = (),
     title: str,
     label: str = "mean reward",
     held_out_label: str = "held out, greedy",
     to_one: bool = True,
 ) -> None:
-    """Draw one run: the mean reward of each step pale, its mean over `smooth` consecutive steps dark.
+    """Draw one run: the mean reward of each step pale, its mean over SMOOTH consecutive steps dark.
 
     `held_out` are (step, mean reward of greedy completions) on problems kept out of training. A reward that is not
     finite is a gap. `label` is what is plotted: of a reward the axis reaches `to_one` whatever it was, of a loss not.
@@ -73,10 +73,10 @@ def reward_curve(
     figure, axes = _from_zero(title, label, known, 1.0 if to_one else 0.0)
     if len(steps) < 2:  # a line needs two
         axes.set_xlim(0, max((1, *steps)))
-    dot = "." if len(steps) < smooth else None
+    dot = "." if len(steps) < SMOOTH else None
     axes.plot(steps, sampled, color=BLUE, alpha=0.3, linewidth=1.1, marker=dot, label="each step")
-    means = trailing_means(sampled, smooth)
-    axes.plot(steps, means, color=BLUE, linewidth=2.4, label=f"mean of {smooth} steps")
+    means = trailing_means(sampled, SMOOTH)
+    axes.plot(steps, means, color=BLUE, linewidth=2.4, label=f"mean of {SMOOTH} steps")
     _name_end(axes, steps, means, BLUE, ".2f" if to_one else ".2g")
     if held_out:
         at, rates = zip(*held_out, strict=True)

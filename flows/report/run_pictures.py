@@ -151,14 +151,14 @@ def worker_picture(path: Path, shares: Mapping[str, Mapping[str, float]], *, tit
     save(figure, path)
 
 
-def timeline_picture(path: Path, spans: Sequence[Span], *, title: str, seconds: float = SHOWN_SECONDS) -> None:
-    """What each worker did when, in the last `seconds`."""
+def timeline_picture(path: Path, spans: Sequence[Span], *, title: str) -> None:
+    """What each worker did when, in the last SHOWN_SECONDS."""
     from matplotlib.ticker import MaxNLocator
 
     workers = sorted({span.worker for span in spans})
     figure, axes = blank(title, height=1.7 + ROW_INCHES * len(workers))
     end = max(span.end for span in spans)
-    began = max(end - seconds, min(span.start for span in spans))
+    began = max(end - SHOWN_SECONDS, min(span.start for span in spans))
     bars: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for span in spans:
         if span.end > began:

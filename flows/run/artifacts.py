@@ -65,7 +65,7 @@ class PrefectArtifacts:
 
         self._submit(tell)
 
-    def progress(self, done: int, total: int, *, last: bool = False) -> None:
+    def progress(self, done: int, total: int, *, last: bool) -> None:
         """Update the progress, once a second at most unless it is the ``last`` time."""
         now = time.monotonic()
         if now - self._told < PAUSE_SECONDS and not last:

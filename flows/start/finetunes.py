@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from flows.config import EvalConfig, TrainConfig
-from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, SftConfig
+from flows.finetune_config import FinetuneConfig, RewardModelConfig
 from flows.options.plain_yaml import load_yaml
 from flows.options.reading import OptionError, differences, read_config, to_yaml
 from flows.start.defaults import with_rate
@@ -26,7 +26,6 @@ from tasks.sets.example_set import ExampleSet
 F = TypeVar("F", bound=FinetuneConfig)
 S = TypeVar("S", bound=ProblemsConfig)
 
-KINDS: dict[str, type[FinetuneConfig]] = {kind.method: kind for kind in (SftConfig, DpoConfig, RewardModelConfig)}
 MOST_BYTES = 2**20
 MAY_CHANGE = (
     *("steps", "run", "cluster", "placement", "tracking", "checkpoint", "evaluate_every", "policy.device"),

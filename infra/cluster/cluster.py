@@ -110,7 +110,7 @@ def local_cluster(
     config: ClusterConfig,
     security: Security,
     *,
-    log_dir: Path | None = None,
+    log_dir: Path | None,
     preload: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Client]:
     """A client of a cluster on this machine that lives as long as the context.

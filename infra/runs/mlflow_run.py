@@ -81,7 +81,7 @@ class MlflowRun:
         run_id: str | None,
         params: Mapping[str, Any],
         owner: Owner,
-        guest: bool = False,
+        guest: bool,
     ) -> None:
         """A `guest` adds points to a run that may be going on elsewhere: its status stays as it is."""
         self.uri = uri

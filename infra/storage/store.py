@@ -88,7 +88,7 @@ def write_folder(
 
 
 def write_patiently(
-    uri: str, source: Path, meta: Mapping[str, JsonValue], patience: float, fence: Fence | None = None
+    uri: str, source: Path, meta: Mapping[str, JsonValue], patience: float, fence: Fence | None
 ) -> Manifest:
     """As `write_folder`, retried for `patience` seconds in a store elsewhere; `source` is gone afterwards."""
     if place.local_path(uri) is not None:

@@ -1,6 +1,7 @@
 """Built-in environments that are played in the process that asks: they are ours, their actions take microseconds, and
 nothing that a policy writes is run."""
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -17,12 +18,18 @@ from rl.verifiers.isolation.child import described
 from rl.verifiers.verdicts import checked, failed
 
 FAILED = "environment_error"
-HARMLESS = frozenset({"calculator", "guess", "hanoi"})  # that run nothing of the policy's, and need no seed
+
+
+def class_of(spec: EnvironmentSpec) -> type:
+    """The class of a built-in environment."""
+    found: type = getattr(import_module(f"rl.environments.built_in.{spec.name}"), spec.class_name)
+    return found
 
 
 def plays_in_process(spec: EnvironmentSpec) -> bool:
-    """Whether an environment is one that `InProcess` plays."""
-    return spec.name in HARMLESS
+    """Whether an environment is one that `InProcess` plays: a built-in one whose class says by ``in_process`` that it
+    runs nothing of the policy's and needs no seed."""
+    return spec.built_in and bool(getattr(class_of(spec), "in_process", False))
 
 
 class InProcess:
@@ -30,9 +37,8 @@ class InProcess:
     again from its actions, which costs less than a process that waits. Any thread may call it."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
-        module = import_module(f"rl.environments.built_in.{spec.name}")
-        self._class: type = getattr(module, spec.class_name)
-        self._path, self._file = str(module.__file__), spec.file
+        self._class = class_of(spec)
+        self._path, self._file = inspect.getfile(self._class), spec.file
         self.interface: Interface = interface_of(self._class)
 
     def open(self, episodes: Sequence[Episode]) -> list[Outcome]:

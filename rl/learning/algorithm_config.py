@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
     create_model,
     field_validator,
     model_serializer,
@@ -29,20 +30,6 @@ from rl.learning.correction_config import CorrectionConfig
 from rl.learning.kl_config import KlConfig
 
 OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
-SAVED_BEFORE: Mapping[str, Any] = {  # the defaults of all options of that time, which older runs have saved
-    "ratio_cap": 2.0,
-    "weight_cap": 5.0,
-    "clip": 0.2,
-    "dual_clip": 3.0,
-    "clip_low": None,
-    "clip_high": None,
-    "second_moment": 0.04,
-    "gamma": 1.0,
-    "lam": 0.95,
-    "whiten": True,
-    "tau_positive": 1.0,
-    "tau_negative": 1.05,
-}
 
 
 class CommonAlgorithmConfig(BaseModel):
@@ -86,20 +73,6 @@ class CommonAlgorithmConfig(BaseModel):
         "soft penalty), in groups whose rewards differ without that; null takes a fifth of max_tokens for dapo, else 0",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_defaults_of_others(cls, given: Any) -> Any:
-        """What older runs have saved of other algorithms' options, whatever their defaults are by now."""
-        if not isinstance(given, Mapping):
-            return given
-        of = ALGORITHMS.get(str(given.get("name", cls.model_fields["name"].default)))
-        others = SAVED_BEFORE.keys() - (of.model_fields if of is not None else {})
-        return {
-            name: value
-            for name, value in given.items()
-            if name not in others or value not in (None, SAVED_BEFORE[name])
-        }
-
     @model_serializer(mode="wrap")
     def _with_its_own_options(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without other algorithms' options, and without those that are left to the algorithm: the defaults of both
@@ -129,8 +102,8 @@ class CommonAlgorithmConfig(BaseModel):
         raise ValueError(f"is none of {', '.join(ALGORITHMS)}; {meant}")
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
-        own = self.name not in ALGORITHMS
+    def _goes_together(self, info: ValidationInfo) -> Self:
+        own, asked = self.name not in ALGORITHMS, (info.context or {}).get("asked", ())
         if self.importance_cap != type(self).model_fields["importance_cap"].default:
             if self.proximal == "behaviour":
                 raise ValueError(
@@ -147,7 +120,7 @@ class CommonAlgorithmConfig(BaseModel):
             raise ValueError(f"options: are of an algorithm of yours; those of {self.name} are written algorithm.NAME")
         for name, field in type(self).model_fields.items():
             having = [other for other, of in ALGORITHMS.items() if name in of.model_fields]
-            given = getattr(self, name) != field.get_default()
+            given = getattr(self, name) != field.get_default() or f"algorithm.{name}" in asked
             if having and own and given:
                 raise ValueError(f"{name}: those of an algorithm of yours are given by options, as {{{name}: VALUE}}")
             if having and self.name not in having and given:

@@ -20,6 +20,9 @@ from rl.learning.corrections import KEPT, SQUARES, WEIGHTS, completion_means, ke
 from rl.learning.packing import Packed
 from rl.records import Rollouts
 
+# metrics that `sums` makes of every update that has them, and the norm of its gradient: names no algorithm's may have
+EVERY = ("loss", "entropy", "mismatch_kl", "kl_reference", "importance_weight", "masked_fraction", "grad_norm")
+
 
 def divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """[N] KL(pi || reference) of sampled tokens: see `KlConfig`."""
@@ -111,11 +114,15 @@ class PassObjective:
         return dict(zip(("loss", *seen), added.tolist(), strict=True))
 
     def _terms(self, logprobs: Tensor, part: slice) -> tuple[Tensor, Mapping[str, Tensor], Tensor | None]:
-        """[C] terms of the policy loss, the algorithm's metrics, and the divergence from the reference."""
+        """[C] terms of the policy loss, the algorithm's metrics, and the divergence from the reference. Raises
+        ValueError where a metric of the algorithm has a name of `EVERY`: it would take the place of that one."""
         of, old = self._of, self._old(logprobs, part)
         ratio = None if self._sequence_log_ratio is None else self._sequence_log_ratio[part]
         found = of.algorithm.token_loss(Tokens(logprobs, old, of.advantage[part], ratio))
         value, metrics = found.value, dict(found.metrics)
+        if taken := metrics.keys() & EVERY:
+            name = type(of.algorithm).__name__
+            raise ValueError(f"{name}.token_loss: metrics[{min(taken)!r}] is of every update; give another name")
         if self._decoupled:
             importance = truncated(self._gap(logprobs, old, part), math.inf)
             value = value * importance.clamp(max=of.importance_cap)

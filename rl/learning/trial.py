@@ -17,13 +17,11 @@ from torch import Tensor
 from rl.algorithms.algorithm import Aggregation, Algorithm, Floats, TokenLoss, Tokens
 from rl.algorithms.own import OwnAlgorithmError
 from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.objective import EVERY
 from rl.records import Batch, Problem, Rollouts
 
 LENGTHS = (3, 1, 2, 3, 2, 1)  # tokens of the completions
 MAX_TOKENS = 3
-TAKEN = frozenset(  # metrics that every update has
-    ("loss", "entropy", "mismatch_kl", "kl_reference", "importance_weight", "masked_fraction", "grad_norm")
-)
 
 
 def try_algorithm(spec: AlgorithmSpec) -> None:
@@ -104,8 +102,8 @@ def _try(algorithm: Algorithm, batch: Batch) -> None:
     if not isinstance(found, TokenLoss):
         raise _UnusableError(f"token_loss gives {type(found).__name__}; give TokenLoss(value), value of [N] tokens")
     for name in found.metrics:
-        if name in TAKEN or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            why = "is of every update" if name in TAKEN else "is no name of letters, digits and _"
+        if name in EVERY or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            why = "is of every update" if name in EVERY else "is no name of letters, digits and _"
             raise _UnusableError(f"token_loss: metrics[{name!r}]: {name!r} {why}; give another one")
     for name, of in {"value": found.value, **{f"metrics[{name!r}]": of for name, of in found.metrics.items()}}.items():
         given = f"{list(of.shape)}" if isinstance(of, Tensor) else type(of).__name__

@@ -24,7 +24,7 @@ class Rows:
     """What is known of the first B rows and M places. `drawn` is kept on both sides, so that nobody waits for it."""
 
     def __init__(
-        self, policy: Policy, slots: Slots, rows: int, places: int, prompt: int, own: int, kept: Kept | None = None
+        self, policy: Policy, slots: Slots, rows: int, places: int, prompt: int, own: int, kept: Kept | None
     ) -> None:
         device = policy.device
         self.cache = SlotCache(rows, places, own, prompt, share=slots.share, grows=slots.grows)

@@ -50,7 +50,7 @@ class Collection:
         self.refused = 0  # leases, see RolloutBatch
         self.problems = problems
         self._drawn: list[Problem] = []  # of the step, in order: those of leases, and some that may become one
-        self._refills = Refills(config.prompts, int(config.prompts * config.oversample), config.lease)
+        self._rounds = Refills(config.prompts, int(config.prompts * config.oversample), config.lease)
         self._leases: dict[int, Lease] = {}  # that came back, by their first group
         self._slices: dict[int, tuple[Slice, ...]] = {}  # by the same: who has made it
         self._episodes: dict[int, tuple[Episode, ...]] = {}  # by the same
@@ -90,9 +90,9 @@ class Collection:
                     again, self._again = self._again, []
                     return again
                 broken = all(judgement.broken for _, judgement in self._judged.values())
-                if generated := self._refills.draw(broken=broken):
+                if generated := self._rounds.draw(broken=broken):
                     return generated
-                if self._refills.all_judged:
+                if self._rounds.all_judged:
                     break
                 self._changed.wait()
         return []
@@ -100,7 +100,7 @@ class Collection:
     def _problems_of(self, groups: range) -> tuple[Problem, ...]:
         """Draws ahead of them: many small draws take long where problems are made in code."""
         if groups.stop > (there := len(self._drawn)):
-            further = min(2 * there, self._refills.bound)
+            further = min(2 * there, self._rounds.bound)
             self._drawn += self.problems.draw(self.step, max(groups.stop, further) - there, there)
         return tuple(self._drawn[groups.start : groups.stop])
 
@@ -128,7 +128,7 @@ class Collection:
         with self._changed:
             batch = Batch(rollouts, judgement.rewards, judgement.reasons)
             self._judged[lease.groups.start] = batch, judgement
-            self._refills.judged(lease.groups.start, self._teaching(batch))
+            self._rounds.judged(lease.groups.start, self._teaching(batch))
             self._changed.notify_all()
 
     def scored(self, lease: Lease, call: Call, scores: NDArray[np.float32]) -> None:
@@ -167,12 +167,12 @@ class Collection:
 
     def reopen(self, distrusted: Callable[[Offer], bool], doubted: Callable[[Offer], bool] = lambda _: False) -> bool:
         """Have all leases made again that audits have found wrong, or of which one who has made them is `distrusted` by
-        now, or `doubted` and not found right by an audit of it; whether there are any. Refills that followed from their
+        now, or `doubted` and not found right by an audit of it; whether there are any. Rounds that followed from their
         verdicts are drawn anew. To be asked when no call is under way: then all of them begin anew."""
         again = self._wrong | {start for start in self._slices if self._is_in_doubt(start, distrusted, doubted)}
         if not again:
             return False
-        end = self._refills.reopen(again)
+        end = self._rounds.reopen(again)
         later = {start for start in self._leases if start >= end}
         self._redrawn += sum(len(self._leases[start].groups) for start in again | later)
         for start in again | later:

@@ -1,11 +1,11 @@
 """Which groups of a step are generated, and in which leases: its prompts first, then replacements of groups that teach
 nothing.
 
-Replacements come in refills. How large one is follows from the verdicts on all groups before it: as many groups as
-should give what is missing at the rate seen so far, up to a bound. It is cut into leases from its first group on, all
-full but the last one. So groups and leases depend on verdicts alone, never on when they came.
+Replacements come in oversampling rounds. How large one is follows from the verdicts on all groups before it: as many
+groups as should give what is missing at the rate seen so far, up to a bound. It is cut into leases from its first group
+on, all full but the last one. So groups and leases depend on verdicts alone, never on when they came.
 
-A refill does not wait for the last of these verdicts. It is smallest if all groups that nobody has judged yet teach
+A round does not wait for the last of these verdicts. It is smallest if all groups that nobody has judged yet teach
 something: each of its leases that is full even then can be generated at once, the others once no verdict changes its
 size.
 """
@@ -28,7 +28,7 @@ class Refills:
     generated: int = 0
     _ends: list[int] = field(
         default_factory=list
-    )  # groups up to the end of the prompts and of each refill of known size
+    )  # groups up to the end of the prompts and of each round of known size
     _judged: dict[int, tuple[int, int]] = field(default_factory=dict)  # groups of a lease, by its first: all, teaching
 
     def judged(self, start: int, teaching: NDArray[np.bool_]) -> None:
@@ -47,7 +47,7 @@ class Refills:
             self._ends.append(self.prompts)
             return self._cut(self.prompts)
         found: list[range] = []
-        while not (broken or found):  # of one refill: a lease that reached into the next would be of both
+        while not (broken or found):  # of one round: a lease that reached into the next would be of both
             end = self._ends[-1]
             least, most = self._sizes(end)
             if least < most:
@@ -59,7 +59,7 @@ class Refills:
         return found
 
     def reopen(self, again: Set[int]) -> int:
-        """Forget the verdicts on the leases that begin with these groups, and every refill whose size followed from
+        """Forget the verdicts on the leases that begin with these groups, and every round whose size followed from
         one of them; the first of the groups that are not generated any more. To be called once all are judged."""
         assert self.generated == self._ends[-1]
         end = next(end for end in self._ends if end > min(again))
@@ -69,13 +69,13 @@ class Refills:
         return end
 
     def _sizes(self, end: int) -> tuple[int, int]:
-        """The least and the most groups of the refill that begins with group `end`, by what is known."""
+        """The least and the most groups of the round that begins with group `end`, by what is known."""
         known = [of for start, of in self._judged.items() if start < end]
         teaching, nothing = sum(some for _, some in known), sum(groups - some for groups, some in known)
         return self._size(end, end - nothing), self._size(end, teaching)
 
     def _size(self, end: int, teaching: int) -> int:
-        """Groups of a refill after `end` groups, of which so many teach something."""
+        """Groups of a round after `end` groups, of which so many teach something."""
         likely = ceil((self.prompts - teaching) * end / max(teaching, 1))
         return max(0, min(likely, self.bound - end))
 

@@ -196,7 +196,7 @@ def _source(what: str, path: str) -> str:
 
 
 def named_sets(
-    sets: Sequence[ProblemsConfig], verifier: VerifierConfig, environment: EnvironmentConfig | None = None
+    sets: Sequence[ProblemsConfig], verifier: VerifierConfig, environment: EnvironmentConfig | None
 ) -> list[NamedSet]:
     """The sets as they are mixed: each by a name of its own, with its verifier. Where an environment is acted on, only
     those have one that are `judged`.

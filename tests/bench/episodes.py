@@ -22,7 +22,7 @@ from typing import Any
 from flows.report.pictures import GREY, INK, SEEDS, save, trailing_means
 from infra.runs.metric_log import read_metrics
 from rl.config import ENVIRONMENTS
-from rl.problems.played.guess import optimum
+from tests.streams import optimum
 
 WINDOW = 5
 SOLVED = {"guess": "reward/found"}  # what says so, where a reward of 1 does not

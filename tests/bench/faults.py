@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from signal import SIGKILL
@@ -33,13 +34,18 @@ from statistics import median
 from typing import Any
 
 from flows.benches.faults import away, stopped
-from flows.benches.stage import OPTIONS, PATIENCE, Stage, digest, staged, times
+from flows.benches.stage import OPTIONS, PATIENCE, Stage, staged, times
 from infra.cluster.placement import offers
 from tests.flows.accidents import check_steps, kill_in_call
 from tests.processes import until
 
 AFTER = 3  # the fault is made when this step is logged
 AWAY = 20.0  # seconds of what comes back by itself
+
+
+def digest(run: Path, steps: int) -> str:
+    """Of the weights as the trainer holds them."""
+    return sha256((run / "state" / str(steps) / "model.safetensors").read_bytes()).hexdigest()
 
 
 @dataclass

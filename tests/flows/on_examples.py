@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, SftConfig
 from flows.options.reading import read_config
-from flows.start.finetunes import KINDS
 
+KINDS: dict[str, type[FinetuneConfig]] = {kind.method: kind for kind in (SftConfig, DpoConfig, RewardModelConfig)}
 SUMS = [(a, b) for a in range(2, 14) for b in range(20, 25)]
 
 

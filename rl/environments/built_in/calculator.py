@@ -4,13 +4,14 @@ A problem's target is the answer, an expression of `rl.arithmetic`. The reward i
 """
 
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from rl.arithmetic import UnfitExpression, evaluate
 
 
 class Calculator:
     turns, seconds, memory = 8, 2.0, 128
+    in_process: ClassVar[bool] = True
 
     def reset(self, target: str, **_: Any) -> None:
         self._wanted, self._right, self.over = evaluate(target), False, False

@@ -2,14 +2,15 @@
 
 A problem's target is the number; a column `largest` says from how many it is drawn, 1 to that (64). The reward is 0
 where it is not found, else 1 less a twentieth for each guess after the first: its two parts. The fewest guesses on
-average are those of binary search, `rl.problems.played.guess.optimum`.
+average are those of binary search: 5.1 of 64 numbers.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Guess:
     turns, seconds, memory = 10, 2.0, 128
+    in_process: ClassVar[bool] = True
 
     def reset(self, target: str, largest: int = 64, **_: Any) -> None:
         self._secret, self._largest = int(target), int(largest)

@@ -5,7 +5,7 @@ target is the fewest moves that this takes. The reward is 0 unless they do, else
 """
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 PEGS = "abc"
 MOST_DISKS = 8
@@ -15,6 +15,7 @@ _MOVE = re.compile(rf"\b([abc])\b{_BETWEEN}*(?:to{_BETWEEN}+)?(?:peg{_BETWEEN}+)
 
 class Hanoi:
     turns, seconds, memory = 64, 2.0, 128
+    in_process: ClassVar[bool] = True
 
     def reset(self, target: str, pegs: str, **_: Any) -> None:
         if not 1 <= len(pegs) <= MOST_DISKS or set(pegs) - set(PEGS):

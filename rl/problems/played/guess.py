@@ -15,11 +15,6 @@ UPDATES = 900  # of the warm-up: nine of ten are found then
 STREAMS = {"train": (11,), "held_out": (12,)}  # keep these draws apart from others with the same seed
 
 
-def optimum(largest: int = LARGEST) -> float:
-    """The fewest guesses on average, those of binary search: one number needs 1, two need 2, four need 3, …"""
-    return sum(number.bit_length() for number in range(1, largest + 1)) / largest
-
-
 def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
     """The endless sequence of problems of one step, a function of (seed, step, side)."""
     for index in count():

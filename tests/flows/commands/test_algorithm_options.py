@@ -8,8 +8,13 @@ import pytest
 from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config
 from rl.algorithms import ALGORITHMS
+from rl.config import VERIFIERS
 
 NAMES = ", ".join(ALGORITHMS)
+
+
+def having(option: str) -> str:
+    return ", ".join(name for name, of in ALGORITHMS.items() if option in of.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +28,14 @@ NAMES = ", ".join(ALGORITHMS)
         ),
         (
             "--algorithm grpo --algorithm.ratio_cap 3",
-            "algorithm: ratio_cap: is no option of grpo, but of maxrl, reinforce, remax, rloo",
+            f"algorithm: ratio_cap: is no option of grpo, but of {having('ratio_cap')}",
+        ),
+        *(
+            (
+                f"--algorithm reinforce --algorithm.clip {clip}",  # 0.2 is its default
+                f"algorithm: clip: is no option of reinforce, but of {having('clip')}",
+            )
+            for clip in (0.2, 0.21)
         ),
         (
             "--algorithm my.py:Mine --algorithm.options [beta",
@@ -112,8 +124,7 @@ NAMES = ", ".join(ALGORITHMS)
         ),
         (
             "--verifier reward_model:judge",
-            "verifier 'reward_model:judge' is none of arithmetic, countdown, functions, gsm8k, math, "
-            "reasoning_gym, reward-model:RUN; "
+            f"verifier 'reward_model:judge' is none of {', '.join(VERIFIERS)}, reward-model:RUN; "
             "did you mean reward-model:judge?",
         ),
         ("--algorithm reinforce++", f"--algorithm.name 'reinforce++': is none of {NAMES}; did you mean reinforce_pp?"),

@@ -15,6 +15,7 @@ from flows.cli import commands
 from flows.commands.command import Command
 from flows.config import TrainConfig
 from flows.start.runs import Run
+from rl.config import VERIFIERS
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 NAMES = [command.name for command in commands()]
@@ -111,15 +112,12 @@ RUN = "from flows.cli import main; main()"
         ),
         (
             "train --verifier my_reward:reward",
-            "verifier 'my_reward:reward' is none of arithmetic, countdown, functions, gsm8k, math, "
-            "reasoning_gym, reward-model:RUN; "
+            f"verifier 'my_reward:reward' is none of {', '.join(VERIFIERS)}, reward-model:RUN; "
             "a function of yours is written my_reward.py:reward, a service https://host:port",
         ),
         (
             "train --verifier gsm9k",
-            "verifier 'gsm9k' is none of arithmetic, countdown, functions, gsm8k, math, "
-            "reasoning_gym, reward-model:RUN; "
-            "did you mean gsm8k?",
+            f"verifier 'gsm9k' is none of {', '.join(VERIFIERS)}, reward-model:RUN; did you mean gsm8k?",
         ),
         (
             "train --verifier http://",

@@ -86,6 +86,18 @@ def test_what_a_critic_and_a_reference_say_is_drawn_and_no_kl_is_mistaken_for_th
         assert title in page.text
 
 
+def test_a_metric_of_updates_that_no_chart_names_is_drawn_in_the_last_one(tmp_path: Path) -> None:
+    figures = {"reward/mean": 0.5, "policy/entropy": 0.1, "correction/kept": 1.0, "loss/policy": 0.3}
+    figures |= {"policy/advantage_size": 0.25, "correction/ess": 0.9}
+    lines = [json.dumps({"step": step, "time": BEGUN, **figures}) + "\n" for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    charts = list(learning("", read_record(str(tmp_path), tmp_path)))
+    assert [chart.name for chart in charts] == ["reward", "entropy", "shares", "more"]
+    assert charts[-1].metrics == ("correction/ess", "policy/advantage_size")
+    charts[-1].draw(tmp_path / "more.svg")
+    assert "advantage_size</text>" in (tmp_path / "more.svg").read_text()
+
+
 def test_a_report_follows_the_reader_s_colours_and_width(graded: Path) -> None:
     text = graded.read_text()
     assert "@media (prefers-color-scheme: dark)" in text

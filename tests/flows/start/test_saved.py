@@ -3,14 +3,16 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flows.config import TrainConfig
 from flows.options.plain_yaml import load_yaml
-from flows.options.reading import read_config
+from flows.options.reading import OptionError, read_config
 from flows.start.runs import Run
-from flows.start.saved import END, saved_config
+from flows.start.saved import END, SAVED_BEFORE, saved_config
 from infra.runs.checkpoints import CONFIG, NotARun
-from rl.learning.algorithm_config import CommonAlgorithmConfig
+from rl.algorithms import ALGORITHMS
+from rl.learning.algorithm_config import AlgorithmSpec, CommonAlgorithmConfig
 
 
 @pytest.fixture
@@ -69,6 +71,17 @@ def test_a_configuration_of_an_older_version_or_edited_by_hand_is_taken(saved: R
     assert saved_config(saved.uri) == saved.config
     file.write_text(whole.replace("\n", "\r\n") + "\n# mine\n")
     assert saved_config(saved.uri) == saved.config
+
+
+@pytest.mark.parametrize("name", ["grpo", "remax", "ppo"])
+def test_of_all_algorithms_options_that_older_runs_saved_those_of_its_own_are_read(saved: Run, name: str) -> None:
+    own = {option: SAVED_BEFORE[option] for option in ALGORITHMS[name].model_fields}
+    file = Path(saved.uri, CONFIG)
+    file.write_text(yaml.safe_dump({"algorithm": {**SAVED_BEFORE, "name": name}}))
+    assert AlgorithmSpec(**dict(saved_config(saved.uri).algorithm)).algorithm == ALGORITHMS[name](**own)
+    file.write_text(yaml.safe_dump({"algorithm": {**SAVED_BEFORE, "name": name, "second_moment": 0.05}}))
+    with pytest.raises(OptionError, match=f"second_moment: is no option of {name}"):
+        saved_config(saved.uri)
 
 
 def test_of_all_algorithms_options_those_of_its_own_are_saved(saved: Run) -> None:

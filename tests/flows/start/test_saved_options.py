@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.start.saved import SAVED_BEFORE
 from rl.algorithms import ALGORITHMS
-from rl.learning.algorithm_config import SAVED_BEFORE, AlgorithmConfig
+from rl.learning.algorithm_config import AlgorithmConfig
 from tests.packages_copy import packages_in, ran
 
 OTHERS_OPTIONS = '''
@@ -29,15 +30,18 @@ ALGORITHM = Own
 '''
 
 READS_SAVED = """
-import json, sys
-from flows.options.reading import differences, read_config, to_yaml
-from flows.config import TrainConfig
+import json
+from flows.options.reading import differences
 from flows.start.runs import without_secrets
+from flows.start.saved import saved_config
+from pathlib import Path
 from rl.learning.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 
+Path("run").mkdir(exist_ok=True)
 for saved in json.load(open("saved.json")):
-    config = read_config(TrainConfig, file=None, overrides={}, base={"algorithm": saved})
+    Path("run/config.yaml").write_text(json.dumps({"algorithm": saved}))  # which is YAML, too
+    config = saved_config("run")
     assert differences(config, without_secrets(config)) == []
     if config.algorithm.name in ALGORITHMS:
         print(AlgorithmSpec(**dict(config.algorithm)).algorithm.model_dump_json())

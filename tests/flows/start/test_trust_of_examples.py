@@ -6,7 +6,7 @@ import pytest
 
 from flows.cli import main
 from flows.config import TrainConfig
-from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, SftConfig
+from flows.finetune_config import FinetuneConfig, SftConfig
 from flows.options.reading import read_config
 from flows.start.finetunes import Finetune, new_finetune, resumed_finetune
 from flows.start.runs import new_run
@@ -15,8 +15,8 @@ from infra.runs.checkpoints import NotARun
 from infra.storage import place
 from rl.problems.examples import Example
 from tasks.sets.example_set import ExampleSet
+from tests.flows.on_examples import KINDS
 
-KINDS = {"sft": SftConfig, "dpo": DpoConfig, "reward-model": RewardModelConfig}
 SET = ExampleSet("some", [Example("a", "b", "x:1", completions=("b",))], [])
 
 

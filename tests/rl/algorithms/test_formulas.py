@@ -220,10 +220,8 @@ def test_an_algorithm_takes_its_own_options_of_the_losses() -> None:
     assert AlgorithmSpec(ratio_cap=7.0).algorithm.model_dump() == {"ratio_cap": 7.0}
     assert AlgorithmSpec(name="remax").algorithm.model_dump() == {"ratio_cap": 5.0}
     assert AlgorithmSpec(name="remax", ratio_cap=2.0).algorithm.model_dump() == {"ratio_cap": 2.0}
-    # runs of before have the default of all of them saved
-    assert AlgorithmSpec(name="grpo", ratio_cap=2.0).algorithm == AlgorithmSpec(name="grpo").algorithm
-    for cap in (5.0, 7.0):
-        with pytest.raises(ValueError, match=r"ratio_cap: is no option of grpo, but of maxrl, reinforce, remax, rloo"):
+    for cap in (2.0, 5.0, 7.0):
+        with pytest.raises(ValueError, match=r"ratio_cap: is no option of grpo, but of .*reinforce"):
             AlgorithmSpec(name="grpo", ratio_cap=cap)
     assert pickle.loads(pickle.dumps(given)) == given
 

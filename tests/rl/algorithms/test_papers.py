@@ -1,7 +1,9 @@
 """Advantages, weights and masks of each algorithm, against its paper's formula in float64; and how they are related."""
 
 import math
+import re
 import statistics
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from rl.algorithms import ALGORITHMS
 from rl.algorithms.algorithm import Tokens
 from rl.learning.algorithm_config import AlgorithmSpec
 from rl.records import Batch, Problem, Rollouts
+from tests.rl.algorithms.papers import PAPERS
 from tests.rl.updates import judged
 
 EIGHTHS = st.integers(0, 8).map(lambda eighths: eighths / 8)
@@ -28,35 +31,31 @@ def of(name: str, rewards: list[list[float]], **more: Any) -> NDArray[np.float32
     return found[..., 0] if found.ndim == 3 else found
 
 
-def by_hand(name: str, group: list[float], everything: list[float]) -> list[float]:
-    """Advantages of a group by its paper, in float64."""
-    mean = math.fsum(group) / len(group)
-    match name:
-        case "rloo":
-            return [reward - (math.fsum(group) - reward) / (len(group) - 1) for reward in group]
-        case "dr_grpo" | "reinforce":
-            return [reward - mean for reward in group]
-        case "maxrl":
-            return [(reward - mean) / mean if mean else 0.0 for reward in group]
-        case "reinforce_pp":
-            whole = math.fsum(everything) / len(everything)
-            return [(reward - whole) / (statistics.pstdev(everything) + 1e-8) for reward in group]
-        case _:
-            return [(reward - mean) / (statistics.stdev(group) + 1e-6) for reward in group]
+OF_REWARDS = {name: paper.advantages for name, paper in PAPERS.items() if paper.advantages is not None}
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"ppo", "remax"}))
+def test_every_algorithm_has_a_formula_here_and_its_source_in_its_docstring() -> None:
+    without = sorted(ALGORITHMS.keys() - PAPERS.keys())
+    assert without == [], f"add what the paper says of {', '.join(without)} to papers.py"
+    assert ALGORITHMS.keys() == PAPERS.keys()
+    for name, algorithm in ALGORITHMS.items():
+        assert algorithm.summary
+        said = sys.modules[algorithm.__module__].__doc__ or ""
+        assert re.search(r"arXiv|\b(19|20)\d\d\b", said), f"{name}: name its source"
+
+
+@pytest.mark.parametrize("name", OF_REWARDS)
 @given(GROUPS)
 def test_advantages_are_those_of_the_paper(name: str, rewards: list[list[float]]) -> None:
     everything = [reward for group in rewards for reward in group]
     if name == "reinforce_pp" and len(set(everything)) < 2:
         return
-    expected = [by_hand(name, group, everything) for group in rewards]
+    expected = [OF_REWARDS[name](group, everything) for group in rewards]
     np.testing.assert_allclose(of(name, rewards), expected, atol=2e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"ppo", "remax"}))
+@pytest.mark.parametrize("name", OF_REWARDS)
 @given(WITH_GAPS)
 def test_completions_without_a_verdict_have_no_advantage_and_are_in_no_baseline(
     name: str, rewards: list[list[float | None]]
@@ -67,7 +66,7 @@ def test_completions_without_a_verdict_have_no_advantage_and_are_in_no_baseline(
         return
     found = of(name, [[math.nan if reward is None else reward for reward in group] for group in rewards])
     for row, group, known in zip(found, rewards, groups, strict=True):
-        expected = iter(by_hand(name, known, everything))
+        expected = iter(OF_REWARDS[name](known, everything))
         np.testing.assert_allclose(row, [0.0 if reward is None else next(expected) for reward in group], atol=2e-4)
 
 
@@ -81,33 +80,23 @@ def test_rloo_is_reinforce_times_g_over_g_minus_one(rewards: list[list[float]]) 
     np.testing.assert_allclose(of("rloo", rewards), of("reinforce", rewards) * 4 / 3, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"ppo", "remax", "reinforce_pp"}))
+@pytest.mark.parametrize("name", sorted(OF_REWARDS.keys() - {"reinforce_pp"}))
 def test_groups_of_equal_rewards_teach_nothing(name: str) -> None:
     assert not of(name, [[1, 1, 1, 1], [0, 0, 0, 0]]).any()
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", PAPERS)
 def test_token_weights_are_those_of_the_paper(name: str) -> None:
     lengths, most = np.int32([[2, 0, 3], [1, 5, 5]]), 10
     algorithm = AlgorithmSpec(name=name).algorithm
     found, there = algorithm.token_weights(lengths, most), lengths > 0
-    if name in ("grpo", "gspo", "sapo"):
-        expected = np.where(there, 1 / (5 * np.maximum(lengths, 1)), 0)
-    elif name == "dr_grpo":
-        expected = np.full(lengths.shape, 1 / (5 * most))
-    else:
-        expected = np.full(lengths.shape, 1 / 16)
+    expected = {
+        "token": np.full(lengths.shape, 1 / 16),
+        "sequence": np.where(there, 1 / (5 * np.maximum(lengths, 1)), 0),
+        "constant": np.full(lengths.shape, 1 / (5 * most)),
+    }[over := PAPERS[name].weights]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert (found * lengths).sum() == pytest.approx(1 if name != "dr_grpo" else 16 / 50)
-
-
-def test_every_algorithm_has_a_summary_and_a_docstring_with_its_source() -> None:
-    import sys
-
-    for name, algorithm in ALGORITHMS.items():
-        assert algorithm.summary
-        said = sys.modules[algorithm.__module__].__doc__ or ""
-        assert "arXiv" in said or name == "reinforce", name
+    assert (found * lengths).sum() == pytest.approx(1 if over != "constant" else 16 / 50)
 
 
 # -- what tokens are learned from
@@ -242,13 +231,13 @@ def test_no_advantage_no_gradient(name: str) -> None:
     assert not any(gradients)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", PAPERS)
 def test_the_gradient_is_that_of_finite_differences_where_it_is_smooth(name: str) -> None:
     algorithm = AlgorithmSpec(name=name).algorithm
     old = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64)
     pi = (old + torch.tensor([0.05, -0.05, 0.01], dtype=torch.float64)).requires_grad_()
     advantage = torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)
-    if name in ("reinforce", "rloo", "maxrl", "remax", "cispo", "gspo"):  # whose weight has no gradient of its own
+    if PAPERS[name].weighted:
         found = torch.autograd.grad(algorithm.token_loss(Tokens(pi, old, advantage, pi.detach() - old)).value.sum(), pi)
         ratio = (pi.detach() - old).exp()
         expected = -advantage * (

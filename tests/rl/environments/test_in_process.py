@@ -7,15 +7,15 @@ from itertools import islice
 
 import pytest
 
+from rl.config import ENVIRONMENTS
 from rl.environments.episode import Episode
-from rl.environments.in_process import HARMLESS, InProcess, plays_in_process
+from rl.environments.in_process import InProcess, plays_in_process
 from rl.environments.opened import close, opened
 from rl.environments.sessions import Sessions
 from rl.environments.spec import EnvironmentSpec
 from rl.environments.turn import Action, ToolCall, Unread
 from rl.problems.made import stream_of
 
-IN_PROCESS = sorted(HARMLESS)
 ACTIONS: dict[str, list[Action]] = {
     "calculator": [
         (ToolCall("calculate", {"expression": "3 + 4 * 2"}),),
@@ -36,7 +36,7 @@ ACTIONS: dict[str, list[Action]] = {
 }
 
 
-@pytest.fixture(scope="module", params=IN_PROCESS)
+@pytest.fixture(scope="module", params=ACTIONS)
 def both(request: pytest.FixtureRequest) -> Iterator[tuple[str, InProcess, Sessions]]:
     spec = EnvironmentSpec(name=request.param)
     here, apart = opened(spec), Sessions(spec, size=1)
@@ -101,6 +101,12 @@ def test_random_numbers_of_the_process_stay_its_own(both: tuple[str, InProcess, 
     assert random.getstate() == before
 
 
+def test_each_that_says_so_is_played_in_the_process() -> None:
+    those = {name for name in ENVIRONMENTS if plays_in_process(EnvironmentSpec(name=name))}
+    assert sorted(those - ACTIONS.keys()) == [], "add actions of it to ACTIONS"
+    assert those == ACTIONS.keys()
+
+
 def test_what_runs_a_policys_program_has_a_process_of_its_own() -> None:
     assert not plays_in_process(EnvironmentSpec(name="sqlite"))
-    assert not plays_in_process(EnvironmentSpec(name="guess.py:Guess", text="class Guess: pass"))
+    assert not plays_in_process(EnvironmentSpec(name="guess.py:Guess", text="class Guess:\n    in_process = True"))

@@ -63,13 +63,13 @@ def test_a_name_is_built_in_or_a_class_of_a_file() -> None:
         ("guess.py", "environment 'guess.py': name the class too, such as guess.py:Guess"),
         (
             "functions",
-            "environment 'functions' is none of calculator, guess, hanoi, sqlite; functions has one turn: --problems "
+            f"environment 'functions' is none of {', '.join(ENVIRONMENTS)}; functions has one turn: --problems "
             "functions, alone or in mix beside an environment",
         ),
-        ("guesss", "environment 'guesss' is none of calculator, guess, hanoi, sqlite; did you mean guess?"),
+        ("guesss", f"environment 'guesss' is none of {', '.join(ENVIRONMENTS)}; did you mean guess?"),
         (
             "x:Y",
-            "environment 'x:Y' is none of calculator, guess, hanoi, sqlite; a class of yours is written guess.py:G",
+            f"environment 'x:Y' is none of {', '.join(ENVIRONMENTS)}; a class of yours is written guess.py:G",
         ),
     ):
         with pytest.raises(EnvironmentSpecError) as raised:

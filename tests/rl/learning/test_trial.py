@@ -11,7 +11,8 @@ from rl.algorithms.own import OwnAlgorithmError
 from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.kl_config import KlConfig
 from rl.learning.learner import Learner
-from rl.learning.trial import TAKEN, try_algorithm
+from rl.learning.objective import EVERY
+from rl.learning.trial import try_algorithm
 from rl.records import Batch
 from tests.rl.updates import PLAIN, Make
 
@@ -102,4 +103,14 @@ def test_the_names_that_are_taken_are_those_of_every_update(make_policy: Make, d
     batch = drawn(learner.policy)
     learned = learner.update(replace(batch, reference_logprobs=batch.rollouts.logprobs), spec, 1.0)
     named = {name.removeprefix("policy/") for name in learned.metrics if name.startswith("policy/")}
-    assert named | {"loss", "kl_reference"} == TAKEN
+    assert named | {"loss", "kl_reference"} == set(EVERY)
+
+
+@pytest.mark.parametrize("name", ["loss", "entropy"])
+def test_a_metric_of_an_algorithm_takes_the_place_of_no_other_in_an_update(
+    make_policy: Make, drawn: Callable[..., Batch], name: str
+) -> None:
+    text = f"{REINFORCE}{TOKEN_LOSS}TokenLoss(-tokens.logprobs, {{'{name}': tokens.advantage}})\n"
+    learner = Learner(make_policy(eager=4.0), PLAIN)
+    with pytest.raises(ValueError, match=rf"Mine.token_loss: metrics\['{name}'\] is of every update"):
+        learner.update(drawn(learner.policy), AlgorithmSpec(name="mine.py:Mine", text=text), 1.0)

@@ -57,6 +57,8 @@ def test_one_that_is_built_in_and_one_of_the_users_are_asked_alike(name: str) ->
 
 
 def test_each_name_is_found_in_the_table() -> None:
+    without = sorted({*VERIFIERS} - ASKED.keys())
+    assert without == [], f"add what {', '.join(without)} is asked, and a right answer, to ASKED"
     assert set(ASKED) == {*VERIFIERS, "r.py:reward"}
     assert declared("my_reward.py:reward") is FUNCTION
     assert declared("https://127.0.0.1:8900") is SERVICE
@@ -94,24 +96,7 @@ def test_the_source_of_a_users_file_is_its_text_and_a_service_has_none() -> None
     assert VerifierSpec(name="https://127.0.0.1:8900").source == ""
 
 
-SHOUT = '''"""Verifier `shout`: the completion is the target, in capitals."""
-
-from rl.records import Instructions, Problem, Verdict
-from rl.verifiers.contract import Declared
-
-
-def check(problem: Problem) -> None:
-    if not problem.target:
-        raise ValueError("is empty")
-
-
-def verify(problem: Problem, completion: str) -> Verdict:
-    right = completion == problem.target.upper()
-    return Verdict(float(right), "right" if right else "quiet")
-
-
-VERIFIER = Declared(Instructions("Shout."), tokens=16, check=check, verify=verify)
-'''
+SHOUT = Path(__file__).with_name("shout.py")
 USED = """
 import sys
 from flows.cli import main
@@ -133,7 +118,7 @@ sys.exit(main())
 def test_a_file_more_is_a_verifier_more(tmp_path: Path) -> None:
     for package in ("flows", "tasks", "rl", "infra"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "rl" / "verifiers" / "built_in" / "shout.py").write_text(SHOUT)
+    shutil.copy(SHOUT, tmp_path / "rl" / "verifiers" / "built_in")
     (tmp_path / "q.jsonl").write_text('{"prompt": "Say hey.", "target": "hey"}\n')
     done = subprocess.run(
         [sys.executable, "-c", USED],

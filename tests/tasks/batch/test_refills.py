@@ -161,7 +161,7 @@ def test_replacements_of_replacements_do_not_wait_either() -> None:
     refills.judged(6, np.array([False, False]))  # of the first four nobody knows yet whether they need more than that
     assert refills.draw(broken=False) == []
     refills.judged(2, np.array([True, True]))
-    # the first refill is these two; of 8 groups 4 can teach
+    # the first round is these two; of 8 groups 4 can teach
     assert refills.draw(broken=False) == []
     refills.judged(4, np.array([False, True]))
     assert refills.draw(broken=False) == [range(8, 10), range(10, 11)]  # 1 is missing, 3 in 8 teach

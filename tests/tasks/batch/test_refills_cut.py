@@ -1,4 +1,4 @@
-"""Leases that are joined and cut to what suits each worker, across the end of a refill."""
+"""Leases that are joined and cut to what suits each worker, across the end of an oversampling round."""
 
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
@@ -15,21 +15,21 @@ from tests.tasks.test_audit import A, B
 WITH_SIGNAL = [i in (1, 2, 3, 4, 5, 9, 11) for i in range(1000)]
 
 
-def test_leases_that_are_generated_at_once_are_of_one_refill() -> None:
-    """Neighbours are joined and cut anew: one that reaches past the end of a refill counts as if it were in it."""
-    refills = Refills(prompts=7, bound=21, lease=2)
-    refills.draw(broken=True)
-    refills.judged(0, np.array(WITH_SIGNAL[:5]))
-    assert refills.draw(broken=False) == [range(7, 9)]
-    refills.judged(7, np.array(WITH_SIGNAL[7:9]))
-    refills.judged(5, np.array(WITH_SIGNAL[5:7]))
-    generated = refills.draw(broken=False)
+def test_leases_that_are_generated_at_once_are_of_one_round() -> None:
+    """Neighbours are joined and cut anew: one that reaches past the end of a round counts as if it were in it."""
+    rounds = Refills(prompts=7, bound=21, lease=2)
+    rounds.draw(broken=True)
+    rounds.judged(0, np.array(WITH_SIGNAL[:5]))
+    assert rounds.draw(broken=False) == [range(7, 9)]
+    rounds.judged(7, np.array(WITH_SIGNAL[7:9]))
+    rounds.judged(5, np.array(WITH_SIGNAL[5:7]))
+    generated = rounds.draw(broken=False)
     (lease,) = neighbours_joined([Lease(groups, ()) for groups in generated])
-    end = 10  # of the first refill
+    end = 10  # of the first round
     assert not lease.groups.start < end < lease.groups.stop
 
 
-def test_no_group_is_made_twice_where_a_lease_was_cut_elsewhere_before_its_refill_was_drawn_anew() -> None:
+def test_no_group_is_made_twice_where_a_lease_was_cut_elsewhere_before_its_round_was_drawn_anew() -> None:
     collection = Collection(5, problem_set(), config(prompts=7, lease=2, oversample=3.0))
     drawn: SimpleQueue[list[Lease] | None] = SimpleQueue()
 
