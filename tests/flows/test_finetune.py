@@ -19,9 +19,11 @@ from flows.finetune_config import DpoConfig, FinetuneConfig, SftConfig
 from flows.options.reading import OptionError, read_config
 from flows.start.finetunes import resumed_finetune, with_made_model
 from infra.storage import store
+from rl.problems.examples import DemonstrationsConfig
 from rl.problems.tables import ProblemError
 from rl.verifiers.spec import VerifierError
 from tasks.calls.reward import BrokenRewardModelError
+from tasks.sets.example_set import open_examples
 from tests.flows.on_examples import tune, write_examples
 from tests.processes import until
 
@@ -45,13 +47,19 @@ def test_demonstrations_are_learned(lab: Any, files: Path) -> None:
     _, tracked = lab.mlflow(run)
     assert tracked.info.status == "FINISHED"
     assert tracked.data.metrics["sft/held_out_loss"] == pytest.approx(losses[12])
-    # the loss that transformers finds of one that is held out, in what was saved
+    # the loss that transformers finds of what is held out, in what was saved
     model = AutoModelForCausalLM.from_pretrained(run / "model")
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
-    ids = tokenizer("take 5 from 23.\n23 - 5", add_special_tokens=False, return_tensors="pt")["input_ids"]
-    labels = ids.clone()
-    labels[:, : len(tokenizer("take 5 from 23.\n", add_special_tokens=False)["input_ids"])] = -100
-    assert float(model(input_ids=ids, labels=labels).loss) < 1.5
+    nats, count = 0.0, 0
+    for each in open_examples(DemonstrationsConfig(path=str(files / "shown.jsonl")), 12).held_out:
+        prompt, completion = (
+            tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f"{each.prompt}\n", each.completions[0])
+        )
+        given = torch.tensor([[*prompt, *completion, tokenizer.eos_token_id]])
+        labels = torch.where(torch.arange(given.shape[1]) < len(prompt), -100, given)
+        nats += float(model(input_ids=given, labels=labels).loss) * (len(completion) + 1)
+        count += len(completion) + 1
+    assert nats / count == pytest.approx(losses[12], rel=1e-4)
 
 
 def test_what_was_made_is_trained_and_evaluated_by_the_runs_name(lab: Any, files: Path) -> None:

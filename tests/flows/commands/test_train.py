@@ -11,6 +11,7 @@ import pytest
 from flows.cli import main
 from flows.commands import train
 from flows.config import TrainConfig
+from flows.start.lineage import save_problems
 from flows.start.runs import Run
 from rl.judging import BrokenVerifierError
 from tasks.sets.problem_set import open_problems
@@ -46,7 +47,7 @@ def test_a_run_goes_on_without_the_model_that_it_started_from(
         config = TrainConfig.model_validate({"policy": {"model": model}, "sync": {"base": base}})
         run = Run(str(tmp_path / "home" / "runs" / name), config, resumed=False)
         run.save_config()
-        run.save_problems(open_problems(config.sets, config.verifier, config.held_out, config.seed))
+        save_problems(run.uri, open_problems(config.sets, config.verifier, config.held_out, config.seed))
     with pytest.raises(SystemExit):
         main(["train", "--resume", "mine"])
     assert capsys.readouterr().err == "rlvf: stopped; go on with: rlvf train --resume mine\n"
