@@ -72,8 +72,11 @@ class Finetuning(Entered):
         self._folder = local_folder(run.uri, workplace.home)
         self._reference: StartScores | None = None  # where the objective compares with the start model
         self._figures: dict[int, dict[str, float]] = {}  # of held-out examples, by step
-        model = config.policy.model
-        for note in filter(None, (*self.run.notes, note_on_lineage(model, examples.held_out, trained_before(model)))):
+        notes = list(self.run.notes)
+        if not run.resumed:  # what it began from may be gone by now
+            model = config.policy.model
+            notes.append(note_on_lineage(model, examples.held_out, trained_before(model)))
+        for note in filter(None, notes):
             workplace.display.say(note)
 
     def __enter__(self) -> Self:

@@ -76,7 +76,7 @@ class Finetune(Generic[F]):
 
     def save(self, examples: ExampleSet) -> None:
         """Write down what it is trained on, and its configuration without secrets; it exists from then on."""
-        if not saved_examples(self.uri):
+        if not self.resumed:
             save_examples(self.uri, examples.digest, examples.train, trained_before(self.config.policy.model))
         place.write_text(
             place.join(self.uri, SETTINGS), f"method: {self.config.method}\n{to_yaml(without_secrets(self.config))}"

@@ -66,9 +66,14 @@ def trained_before(model: str) -> frozenset[bytes]:
 
 def notes_on_prompts(model: str, problems: ProblemSet) -> list[str]:
     """For people: which problems are not trained on, and which are held out although the policy has seen them."""
-    spared = f"{problems.spared} problems are not trained on: their prompts are held out too, but for case and blanks"
-    seen = note_on_lineage(model, problems.held_out, problems.before)
-    return [*([spared] if problems.spared else []), *([seen] if seen else [])]
+    notes = []
+    if problems.spared:
+        notes.append(
+            f"{problems.spared} problems are not trained on: their prompts are held out too, but for case and blanks"
+        )
+    if seen := note_on_lineage(model, problems.held_out, problems.before):
+        notes.append(seen)
+    return notes
 
 
 def note_on_lineage(model: str, held_out: Sequence[Problem], before: frozenset[bytes]) -> str:

@@ -1,6 +1,7 @@
 """What was trained on before: by the run whose model a run, or an evaluation, begins with."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from flows.config import EvalConfig, TrainConfig
@@ -12,6 +13,7 @@ from flows.start.finetunes import new_finetune
 from flows.start.lineage import note_on_lineage, notes_on_prompts, save_problems, saved_before, trained_before
 from flows.start.runs import Run, new_run
 from flows.start.trust import remember
+from rl.config import PolicyConfig
 from rl.problems.rows import asked
 from tasks.sets.example_set import open_examples
 
@@ -70,7 +72,10 @@ def test_examples_that_a_model_has_learned_measure_nothing(tmp_path: Path) -> No
     tuned = new_finetune(config, str(tmp_path))
     examples = open_examples(tuned.config.problems, None)
     tuned.save(examples)
-    tuned.save(examples)  # as it goes on
+    again = replace(
+        tuned, resumed=True, config=tuned.config.model_copy(update={"policy": PolicyConfig(model="gone/model")})
+    )
+    again.save(examples)  # as it goes on
     model = f"{tuned.uri}/model"
     tuned.refuse_other_examples(examples)
     all_of_them = sums(tmp_path, "all", *range(50))
@@ -79,6 +84,16 @@ def test_examples_that_a_model_has_learned_measure_nothing(tmp_path: Path) -> No
     assert notes == (f"{50 - len(prompts)} that {model} was trained on are left out (--held_out 0 takes all)",)
     assert note_on_lineage(model, examples.train, trained_before(model)).startswith("40 of the 40 that are held out")
     assert note_on_lineage(model, examples.held_out, trained_before(model)) == ""
+
+
+def test_a_run_that_begins_anew_where_one_had_hardly_begun_keeps_its_own_examples(tmp_path: Path) -> None:
+    (file := tmp_path / "shown.jsonl").write_text('{"prompt": "a", "completion": "1"}\n')
+    config = read_config(SftConfig, file=None, overrides={"problems": str(file), "held_out": "0", "run": "shown"})
+    tuned = new_finetune(config, str(tmp_path))
+    tuned.save(open_examples(tuned.config.problems, 0))
+    file.write_text('{"prompt": "b", "completion": "2"}\n')
+    tuned.save(others := open_examples(tuned.config.problems, 0))
+    replace(tuned, resumed=True).refuse_other_examples(others)
 
 
 def test_a_model_of_no_run_was_trained_on_nothing_that_is_known(tmp_path: Path) -> None:
