@@ -23,14 +23,13 @@ from flows.benches.check import Check
 from flows.benches.faults import away, stopped
 from flows.benches.footprint import Footprint
 from flows.benches.processes import until, workers_of
-from flows.benches.stage import MACHINES, OPTIONS, PATIENCE, Stage, staged, times
+from flows.benches.stage import END_SECONDS, MACHINES, OPTIONS, PATIENCE, Stage, staged, times
 from infra.cluster.timeline import read_sessions
 
 RUN = "soak"
 STEPS = 1_000_000  # more than it can make
 AWAY = (3.0, 12.0)  # seconds of what comes back by itself
 STUCK_SECONDS = 180.0  # a step may take: three of the slowest recoveries, of a scheduler or of a flow, one in the other
-END_SECONDS = 120.0  # for the run to end when it is asked to, and for all processes to be gone
 STORAGE = "the folder of all runs is away"  # a run whose folder is not there when it writes ends, and is resumed
 
 
@@ -111,9 +110,7 @@ def stop_service(name: str, soak: Soak, seconds: float) -> None:
 
 def leave(name: str, soak: Soak, seconds: float) -> None:
     """A machine leaves in order, and joins again."""
-    process = soak.stage.joined[name]
-    process.send_signal(SIGTERM)
-    process.wait(END_SECONDS)
+    soak.stage.leave(name)
     time.sleep(seconds)
     soak.stage.join(name)
 

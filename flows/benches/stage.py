@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 from distributed import Client
@@ -17,6 +18,7 @@ from infra.runs.metric_log import read_metrics
 from infra.security.tls import dask_security
 from infra.services.http import answers
 
+END_SECONDS = 120.0  # for what was asked to end
 PATIENCE = 600.0  # seconds for a run, and for what has to come back
 MACHINES = {"g0": "generator", "g1": "generator", "t": "trainer", "v": "verifier"}
 OPTIONS = {
@@ -47,11 +49,16 @@ class Stage:
     steps: int
     joined: dict[str, Any] = field(default_factory=dict)  # the process of each machine's command
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, **env: str) -> None:
         """Have a machine work for the cluster."""
         words = ("worker", "--roles", MACHINES[name], "--name", name, "--threads", "1")
         log = self.place.home / f"{name}.log"
-        self.joined[name] = self.machines.enter_context(self.place.started(*words, log=log))
+        self.joined[name] = self.machines.enter_context(self.place.started(*words, log=log, **env))
+
+    def leave(self, name: str) -> None:
+        """Have a machine leave it, in order."""
+        self.joined[name].send_signal(SIGTERM)
+        self.joined[name].wait(END_SECONDS)
 
     def worker(self, name: str) -> tuple[str, int]:
         """The address and the process id of a worker."""

@@ -1,6 +1,6 @@
 """What every fault costs a run, with real processes and real signals.
 
-    python -m tests.bench.faults [--only NAME ...] [--times 1] [--steps 12] [--policy FOLDER] [--json]
+    python -m tests.bench.faults [--only NAME ...] [--times 1] [--steps 16] [--policy FOLDER] [--problems SET] [--json]
 
 In a home of its own: `rlvf up`, four machines (`rlvf worker`: two generators, a trainer, a verifier) and, for each
 fault, a run of `rlvf train` at staleness 0, in which it is made once. A table in Markdown on stdout, of each fault:
@@ -19,134 +19,24 @@ import json
 import os
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from signal import SIGKILL
 from statistics import median
-from typing import Any
 
-from flows.benches.faults import away, stopped
 from flows.benches.stage import OPTIONS, PATIENCE, Stage, staged, times
-from infra.cluster.placement import offers
-from tests.flows.accidents import check_steps, kill_in_call
+from tests.bench.fault_kinds import AFTER, FAULTS, VERSIONS, Accident, Fault
+from tests.flows.accidents import check_steps
 from tests.processes import until
-
-AFTER = 3  # the fault is made when this step is logged
-AWAY = 20.0  # seconds of what comes back by itself
 
 
 def digest(run: Path, steps: int) -> str:
     """Of the weights as the trainer holds them."""
     return sha256((run / "state" / str(steps) / "model.safetensors").read_bytes()).hexdigest()
-
-
-@dataclass
-class Accident:
-    """A run in which a fault is made."""
-
-    stage: Stage
-    run: Path
-    process: Any
-    over: threading.Event = field(default_factory=threading.Event)
-    at: float = 0.0  # when it was made
-    back: float | None = None  # seconds until what was killed was there again
-
-    def now(self) -> None:
-        self.at = time.time()
-
-    def until_back(self, is_back: Callable[[], bool]) -> None:
-        until(is_back, PATIENCE, every=0.05)
-        self.back = time.time() - self.at
-
-
-Make = Callable[[Accident], None]  # makes a fault, and what it is about comes back
-
-
-def kill_worker(name: str, call: str, accident: Accident) -> None:
-    """kill -9 while a call is on it."""
-    stage = accident.stage
-    address, _ = stage.worker(name)
-    kill_in_call(stage, name, call, accident.run, AFTER)
-    accident.now()
-
-    def is_back() -> bool:
-        with suppress(OSError, TimeoutError):
-            return any(each.name == name and each.address != address for each in offers(stage.client, 5.0))
-        return False
-
-    accident.until_back(is_back)
-
-
-def kill_service(name: str, accident: Accident) -> None:
-    """kill -9 of what a supervisor of `rlvf up` keeps alive."""
-    accident.now()
-    accident.stage.place.service(name).kill()
-    if name == "scheduler":
-        accident.until_back(accident.stage.is_there)
-    else:
-        accident.until_back(lambda: accident.stage.answers(name))
-
-
-def kill_up(accident: Accident) -> None:
-    """kill -9 of `rlvf up` itself, which is then given again."""
-    accident.now()
-    os.kill(int(accident.stage.place.up()["pid"]), SIGKILL)
-    accident.stage.place.rlvf("up", "--detach", "--no-with-worker")
-    accident.until_back(accident.stage.is_there)
-
-
-def kill_flow(accident: Accident) -> None:
-    accident.now()
-    accident.process.kill()
-
-
-def stop_worker(name: str, seconds: float, accident: Accident) -> None:
-    """SIGSTOP, for so long or until the run is over."""
-    _, pid = accident.stage.worker(name)
-    accident.now()
-    with stopped(pid):
-        accident.over.wait(seconds)
-
-
-def stop_service(name: str, accident: Accident) -> None:
-    pid = accident.stage.place.service(name).pid
-    accident.now()
-    with stopped(pid):
-        accident.over.wait(AWAY)
-
-
-def lose_storage(accident: Accident) -> None:
-    """The folder of all runs is not there for a while, as a share that is not mounted."""
-    accident.now()
-    with away(accident.stage.place.home / "runs"):
-        accident.over.wait(AWAY)
-
-
-FAULTS: Mapping[str, Make] = {
-    "a generator is killed while it samples": partial(kill_worker, "g0-generator", "generate"),
-    "the trainer is killed in an update": partial(kill_worker, "t-trainer", "train"),
-    "the verifier is killed while it judges": partial(kill_worker, "v-verifier", "verify"),
-    "the Dask scheduler is killed": partial(kill_service, "scheduler"),
-    "Prefect's server is killed": partial(kill_service, "prefect"),
-    "MLflow's server is killed": partial(kill_service, "mlflow"),
-    "the flow is killed, and resumed": kill_flow,
-    "`rlvf up` is killed, and given again": kill_up,
-    "a generator stops until the end": partial(stop_worker, "g0-generator", PATIENCE),
-    f"the trainer stops for {AWAY:.0f} s": partial(stop_worker, "t-trainer", AWAY),
-    f"the verifier stops for {AWAY:.0f} s": partial(stop_worker, "v-verifier", AWAY),
-    f"the Dask scheduler stops for {AWAY:.0f} s": partial(stop_service, "scheduler"),
-    f"Prefect's server stops for {AWAY:.0f} s": partial(stop_service, "prefect"),
-    f"MLflow's server stops for {AWAY:.0f} s": partial(stop_service, "mlflow"),
-    f"the runs' folder is away for {AWAY:.0f} s": lose_storage,
-}
 
 
 @dataclass(frozen=True)
@@ -159,17 +49,23 @@ class Found:
     faults: tuple[str, ...]  # what is not as it was without the fault
 
 
-def trained(stage: Stage, name: str, make: Make | None, usual: float, weights: str) -> Found:
+def trained(stage: Stage, name: str, fault: Fault | None, usual: float, weights: str) -> Found:
     """A run with this fault; `usual` seconds a step and these weights are those of one without."""
-    stage.settle()
+    with nullcontext() if fault is None else fault.around(stage):
+        stage.settle()
+        return _trained(stage, name, fault, usual, weights)
+
+
+def _trained(stage: Stage, name: str, fault: Fault | None, usual: float, weights: str) -> Found:
     run = stage.run_folder(name)
     faults = []
     with ThreadPoolExecutor(1) as pool, stage.train("--run", name) as process:
         accident = Accident(stage, run, process)
-        making = None if make is None else pool.submit(make_after, make, accident)
+        making = None if fault is None else pool.submit(make_after, fault, accident)
         _, said = process.communicate(timeout=PATIENCE)
-        resumed = make is kill_flow or (make is lose_storage and process.returncode != 0)  # it was thought removed
+        resumed = fault is not None and fault.ends and process.returncode != 0
         if resumed:
+            print(f"it ended: {said.strip().splitlines()[-1:]}", file=sys.stderr, flush=True)
             if making is not None:
                 making.exception(PATIENCE)  # once the folder is back
             with stage.shell.started("train", "--json", "--resume", name) as process:
@@ -191,11 +87,11 @@ def trained(stage: Stage, name: str, make: Make | None, usual: float, weights: s
     return Found(max(gaps, default=0) - usual, accident.back, resumed, tuple(faults))
 
 
-def make_after(make: Make, accident: Accident) -> None:
+def make_after(fault: Fault, accident: Accident) -> None:
     """Make the fault, once the run has logged step AFTER."""
     stage, process = accident.stage, accident.process
     until(lambda: AFTER in stage.metrics(accident.run, "groups/used") or process.poll() is not None, PATIENCE)
-    make(accident)
+    fault.make(accident)
 
 
 def row(name: str, found: Sequence[Found]) -> str:
@@ -218,17 +114,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], help="faults in whose name one of these words is")
     parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--policy", default="tiny")
+    parser.add_argument("--problems", default="arithmetic")
     parser.add_argument("--json", action="store_true", help="one JSON object with the figures of each run")
     given = parser.parse_args()
-    wanted = {name: make for name, make in FAULTS.items() if not given.only or any(word in name for word in given.only)}
-    if not wanted:
+    named = [name for name in FAULTS if not given.only or any(word in name for word in given.only)]
+    if not named:
         sys.exit(f"no fault of that name; there are: {'; '.join(FAULTS)}")
+    if given.steps < AFTER + VERSIONS + 1:
+        sys.exit(f"a generator sleeps through {VERSIONS} versions; give --steps {AFTER + VERSIONS + 1} at least")
+    for name in named:
+        if lacks := FAULTS[name].lacks():
+            print(f"not made: {name}: {lacks}", file=sys.stderr)
+    wanted = {name: FAULTS[name] for name in named if not FAULTS[name].lacks()}
     by_name: dict[str, list[Found]] = {name: [] for name in wanted}
     with tempfile.TemporaryDirectory(prefix="rlvf-faults-") as folder:
         os.environ["RLVF_HOME"] = folder
-        with staged(Path(folder), {**OPTIONS, "policy": given.policy}, given.steps) as stage:
+        with staged(
+            Path(folder), {**OPTIONS, "policy": given.policy, "problems": given.problems}, given.steps
+        ) as stage:
             if (undisturbed := trained(stage, "undisturbed", None, 0.0, "")).faults:
                 sys.exit(f"the run without a fault: {'; '.join(undisturbed.faults)}")
             at = times(stage.run_folder("undisturbed"))
@@ -236,10 +141,11 @@ def main() -> None:
             weights = digest(stage.run_folder("undisturbed"), given.steps)
             print(f"undisturbed: {usual:.1f} s a step", file=sys.stderr, flush=True)
             for turn in range(given.times):
-                for number, (name, make) in enumerate(wanted.items()):
-                    found = trained(stage, f"fault-{number}-{turn}", make, usual, weights)
+                for number, (name, fault) in enumerate(wanted.items()):
+                    found = trained(stage, f"fault-{number}-{turn}", fault, usual, weights)
                     by_name[name].append(found)
                     print(row(name, [found]), file=sys.stderr, flush=True)
+            stage.client.close()  # it would say that it has lost the scheduler
             stage.place.rlvf("down")
     if given.json:
         print(json.dumps({name: [vars(each) for each in of] for name, of in by_name.items()}))
