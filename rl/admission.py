@@ -8,7 +8,8 @@ Legend: P problems, G completions per problem, S prompt tokens, T completion tok
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,12 @@ from rl.environments.turn import is_action
 from rl.judging import Judgement
 from rl.records import Maker, Problem, Rollouts, arrays
 from rl.slices import SoFar
-from rl.verifiers.parts import MAX_REWARD
+from rl.verifiers.parts import MAX_PARTS, MAX_REWARD, is_part_name
 
 TOLERANCE = 1e-3  # nats above 0 that rounding may make of the log-prob of a certain token
+MOST = 1e9  # seconds that a lease may have taken, and what an outcome may be worth
+LONGEST = 10_000  # characters of a verdict's reason or message
+Args = ParamSpec("Args")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,20 @@ class Asked:
         return self.so_far is not None and any(self.so_far.observed)
 
 
+def checking(refused: Callable[Concatenate[object, Args], str]) -> Callable[Concatenate[object, Args], str]:
+    """Such a check, of what may be anything: what it cannot even read is refused."""
+
+    @wraps(refused)
+    def read(returned: object, /, *args: Args.args, **kwargs: Args.kwargs) -> str:
+        try:
+            return refused(returned, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever such an object raises
+            return f"it cannot be read ({type(error).__name__})"
+
+    return read
+
+
+@checking
 def refusal(returned: object, asked: Asked) -> str:
     """Why this is not trained on, in a few words; empty if it is what was asked for."""
     if not isinstance(returned, Rollouts):
@@ -57,6 +75,7 @@ def telling(refused: Callable[[str], object], why: str) -> str:
     return why
 
 
+@checking
 def refused_judgement(returned: object, problems: int, samples: int) -> str:
     """Why these are no verdicts on so many completions of so many problems, in a few words; empty if they are. A
     verifier that failed gives a verdict too: only a machine that returns something else is refused."""
@@ -67,14 +86,19 @@ def refused_judgement(returned: object, problems: int, samples: int) -> str:
     for name, texts in (("reasons", returned.reasons), ("messages", returned.messages)):
         if not _is_texts(texts, problems, samples):
             return f"its {name} are not {problems} times {samples}"
-    if not isinstance(returned.parts, Mapping) or not all(isinstance(name, str) for name in returned.parts):
-        return "its parts have no names"
+        if (most := max((len(text) for row in texts for text in row), default=0)) > LONGEST:
+            return f"one of its {name} has {most} characters, more than {LONGEST}"
+    if not isinstance(returned.parts, Mapping) or not all(map(is_part_name, returned.parts)):
+        return "its parts have no names that metrics can have"
+    if (count := len(returned.parts)) > problems * samples * MAX_PARTS:
+        return f"it has {count} parts, more than {MAX_PARTS} a completion"
     for name, part in returned.parts.items():
         if why := _unlike_rewards(f"the parts {name}", part, (problems, samples)):
             return why
     return "" if isinstance(returned.failed, bool) else "it does not say whether it failed"
 
 
+@checking
 def refused_outcomes(returned: object, count: int) -> str:
     """Why these are not the outcomes of so many actions, in a few words; empty if they are. An environment that failed
     has an outcome too."""
@@ -87,11 +111,12 @@ def refused_outcomes(returned: object, count: int) -> str:
             return "an outcome's texts are none"
         if not isinstance(each.over, bool) or type(each.refused) is not int:
             return "an outcome does not say whether it is over"
-        if not all(isinstance(n, float | int) and np.isfinite(n) for n in (each.reward, each.seconds)):
-            return f"an outcome has reward {each.reward} after {each.seconds} seconds"
+        if not all(isinstance(n, float | int) and abs(n) < MOST for n in (each.reward, each.seconds)):
+            return f"an outcome has reward {each.reward:g} after {each.seconds:g} seconds"
     return ""
 
 
+@checking
 def refused_logprobs(returned: object, of: Rollouts) -> str:
     """Why these are no [P, G, T] log-probs of the tokens of these rollouts, in a few words; empty if they are."""
     if why := refused_scores(returned, of):
@@ -100,6 +125,7 @@ def refused_logprobs(returned: object, of: Rollouts) -> str:
     return f"a log-prob is {returned.max():g}" if returned.max() > TOLERANCE else ""
 
 
+@checking
 def refused_audit(returned: object, of: Rollouts) -> str:
     """Why this is no `AuditScores` of these rollouts, in a few words; empty if it is."""
     if not isinstance(returned, AuditScores) or not names_type(returned.dtype):
@@ -112,6 +138,7 @@ def names_type(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"\w{0,20}", name, re.ASCII) is not None
 
 
+@checking
 def refused_scores(returned: object, of: Rollouts) -> str:
     """Why these are no [P, G, T] numbers, one for each token of these rollouts that the policy wrote and 0 elsewhere,
     in a few words; empty if they are."""
@@ -160,7 +187,7 @@ def _shapes(of: Rollouts, asked: Asked) -> str:
         or not all(isinstance(maker, Maker) and names_type(maker.dtype) for maker in of.makers)
     ):
         return f"its makers are not those of {P} problems"
-    if not isinstance(of.seconds, float | int) or not 0 <= of.seconds < float("inf"):
+    if not isinstance(of.seconds, float | int) or not 0 <= of.seconds < MOST:
         return f"it took {of.seconds} seconds"
     return ""
 
@@ -219,7 +246,8 @@ def _values(of: Rollouts, asked: Asked) -> str:
     highest = np.iinfo(np.int32).max if asked.vocabulary is None else asked.vocabulary - 1
     if (bad := _outside(tokens, 0, highest)) is not None:
         return f"token id {bad} is not in the vocabulary, 0 to {highest}"
-    logprobs, observed = of.logprobs[of.trained], of.logprobs[apart]
+    with np.errstate(over="ignore"):
+        logprobs, observed = of.logprobs[of.trained].astype(np.float32), of.logprobs[apart]  # as they are learned from
     if not np.isfinite(logprobs).all() or logprobs.max(initial=-np.inf) > TOLERANCE:
         odd = logprobs[~np.isfinite(logprobs) | (logprobs > TOLERANCE)][0]
         return f"a log-prob is {odd:g}"

@@ -65,20 +65,26 @@ def draws(seed: int, step: int, group: int) -> tuple[float, float]:
     return float(first), float(second)
 
 
-def compared(rollouts: Rollouts, start: NDArray[np.int32], end: NDArray[np.int32]) -> tuple[int, NDArray[np.bool_]]:
-    """A version, and [P, G, T] its tokens from ``start`` to ``end`` [P, G], which one worker drew of a lease, those
-    that it sampled by itself, observations left out. What follows a swap of weights within a completion depends on keys
-    and values of the version before: of the newest version, which others may still have, count completions begun with
-    it; where there are none, the tokens of the oldest do."""
+def drawn(rollouts: Rollouts, start: NDArray[np.int32], end: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """[P, G, T] the tokens from ``start`` to ``end`` [P, G] that the policy wrote: what one worker sampled of a
+    lease."""
     at = np.arange(rollouts.tokens.shape[2])
-    drawn = (at >= start[:, :, None]) & (at < end[:, :, None]) & rollouts.trained
-    newest = int(rollouts.versions[drawn].max())
-    begun = (~drawn | (rollouts.versions == newest)).all(axis=2, keepdims=True)
-    tokens: NDArray[np.bool_] = drawn & begun
+    tokens: NDArray[np.bool_] = (at >= start[:, :, None]) & (at < end[:, :, None]) & rollouts.trained
+    return tokens
+
+
+def compared(rollouts: Rollouts, start: NDArray[np.int32], end: NDArray[np.int32]) -> tuple[int, NDArray[np.bool_]]:
+    """A version, and [P, G, T] its tokens of those that one worker has `drawn`, of which there are some. What follows a
+    swap of weights within a completion depends on keys and values of the version before: of the newest version, which
+    others may still have, count completions begun with it; where there are none, the tokens of the oldest do."""
+    its = drawn(rollouts, start, end)
+    newest = int(rollouts.versions[its].max())
+    begun = (~its | (rollouts.versions == newest)).all(axis=2, keepdims=True)
+    tokens: NDArray[np.bool_] = its & begun
     if tokens.any():
         return newest, tokens
-    oldest = int(rollouts.versions[drawn].min())
-    return oldest, drawn & (rollouts.versions == oldest)
+    oldest = int(rollouts.versions[its].min())
+    return oldest, its & (rollouts.versions == oldest)
 
 
 def divergence(behaviour: NDArray[np.float32], scored: NDArray[np.float32], tokens: NDArray[np.bool_]) -> float:

@@ -79,15 +79,14 @@ def joined(before: Rollouts, more: Rollouts) -> Rollouts:
         texts=newest(before.texts, more.texts),
         actions=newest(before.actions, more.actions),
         seconds=before.seconds + more.seconds,
-        makers=tuple(
-            _both(one, other) if now.any() else one
-            for one, other, now in zip(before.makers, more.makers, drew, strict=True)
-        ),
+        makers=tuple(map(_makers, before.makers, more.makers, before.lengths.sum(axis=1), more.lengths.sum(axis=1))),
     )
 
 
-def _both(one: Maker, other: Maker) -> Maker:
-    """Two generators that have drawn tokens of a group."""
+def _makers(one: Maker, other: Maker, drew: int, drew_since: int) -> Maker:
+    """The generators that have drawn tokens of a group, of two that drew so many."""
+    if not (drew and drew_since):
+        return other if drew_since else one
     names = dict.fromkeys([*one.worker.split(", "), *other.worker.split(", ")])
     return Maker(", ".join(names), one.dtype if one.dtype == other.dtype else "")
 

@@ -11,13 +11,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.placement import Offer
-from infra.dispatch.calls import DispatchError, work_of
+from infra.dispatch.calls import DispatchError, PoisonedCallError, work_of
 from infra.dispatch.dispatch import Dispatch
 from infra.errors import one_line
 from infra.storage.manifest import StoreError
 from infra.weights.version import PolicyVersion
 from rl.admission import refused_audit, refused_logprobs
-from rl.audit import AuditConfig, Audited, AuditScores, compared, divergence, draws, who_is_wrong
+from rl.audit import AuditConfig, Audited, AuditScores, compared, divergence, drawn, draws, who_is_wrong
 from rl.graph import AUDIT
 from rl.records import Maker, Rollouts
 from tasks.batch.collection import Collection
@@ -48,14 +48,17 @@ class Audits:
     def due(self, dispatch: Dispatch, step: int, lease: Lease, slices: Sequence[Slice]) -> list[Slice]:
         """The slices of this lease that are audited: all by workers that were found wrong before; else one, by the
         lease's name alone, or none."""
-        drawn, _ = draws(self.generator.seed, step, lease.groups.start)
+        chance, _ = draws(self.generator.seed, step, lease.groups.start)
         watched = [one for one in slices if dispatch.exclusions.is_watched(one.by)]
-        if not watched and slices and drawn < self.config.share:
-            return [slices[int(drawn / self.config.share * len(slices))]]
+        if not watched and slices and chance < self.config.share:
+            return [slices[int(chance / self.config.share * len(slices))]]
         return watched
 
     def of(self, dispatch: Dispatch, collection: Collection, lease: Lease, rollouts: Rollouts, made: Slice) -> None:
         """Audit one slice of a lease: the tokens that its worker drew; and tell the collection what came of it."""
+        if not drawn(rollouts, made.start, made.end).any():  # what was observed left no room
+            collection.found_right(lease, made)
+            return
         number, tokens = compared(rollouts, made.start, made.end)
         worker, maker = made.by, made.maker
         try:
@@ -137,9 +140,9 @@ class Audits:
             third = dispatch.run("train", self.referee.score, version, bare(rollouts))
             if why := refused_logprobs(third, rollouts):
                 raise ValueError(why)
-        except DispatchError:
-            raise
-        except Exception as error:  # noqa: BLE001 - what it raised there: the run does not need it
+        except Exception as error:  # what it raised there, or died of: the run does not need it
+            if isinstance(error, DispatchError) and not isinstance(error, PoisonedCallError):
+                raise
             why = f"the trainer's worker cannot decide: {one_line(error)}"
             self._say(dispatch, f"{names} disagree about {said}; {why}", names, why)
             return "undecided"

@@ -108,8 +108,8 @@ class Advice:
         if left_out <= LEFT_OUT:
             return ""
         return (
-            f"hint: algorithm.correction leaves {left_out:.0%} of the tokens out of the loss: lower staleness or "
-            "optimizer.lr, or give it wider bounds (algorithm.correction.low, algorithm.correction.high)"
+            f"hint: algorithm.correction leaves {left_out:.0%} of the tokens out of the loss: lower optimizer.lr, "
+            "or begin a run with a lower staleness, or with wider bounds (algorithm.correction.low and .high)"
         )
 
 

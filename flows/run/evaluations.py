@@ -61,7 +61,7 @@ class Evaluations:
                 f"{name}: earlier figures are of other problems or prompts, another verifier or another number of "
                 "samples, or do not say of which: nothing is compared with them"
             )
-        best = best_version(self._run_uri)
+        best = best_version(self._run_uri, self._config.sync.patience)
         if self._config.checkpoint.keep_best and best is not None and best.plan != self.plans[0].digest:
             self._workplace.display.say(
                 f"{BEST}: v{best.step} was chosen by another evaluation; the next one of {self.plans[0].label} chooses "
@@ -96,7 +96,7 @@ class Evaluations:
 
     def _keep_if_best(self, plan: EvaluationPlan, made: Evaluation) -> None:
         """Before it is logged, so that what is logged as the best exists."""
-        best = best_version(self._run_uri)
+        best = best_version(self._run_uri, self._config.sync.patience)
         beaten = best is None or best.plan != plan.digest or made.reward_sampled > best.reward
         if math.isfinite(made.reward_sampled) and beaten:
             self._export(made.step, BEST, {"step": made.step, "reward": made.reward_sampled, "plan": plan.digest})

@@ -273,7 +273,7 @@ class Training:
         if self.critic is not None:
             self.critic.publishing.end()
             self.workplace.dispatch.run("train_critic", self.critic.trained.keep, self.publishing.policy.step)
-        best = best_version(self.run.uri) if self.config.checkpoint.keep_best else None
+        best = best_version(self.run.uri, self.run.patience) if self.config.checkpoint.keep_best else None
         pace, stages = self._progress.pace() if self._progress.completions else kept_pace(self._folder / RESULT)
         result = TrainResult(
             run=self.run.uri,

@@ -95,13 +95,12 @@ def notes_on_adapters(rank: int, trained: int, parameters: int) -> list[str]:
 def notes_on_staleness(staleness: int, algorithm: AlgorithmSpec) -> list[str]:
     """A warning where batches may be more than one version old, and the loss clips around the policy that sampled
     them: at 4 versions that halved the pass rate of AReaL (arXiv 2505.24298)."""
-    corrected = algorithm.proximal != "behaviour" or algorithm.correction.kind != "none"
-    if staleness <= 1 or corrected or not algorithm.algorithm.trust_region:
+    if staleness <= 1 or algorithm.proximal != "behaviour" or not algorithm.algorithm.trust_region:
         return []
     return [
         f"warning: with staleness {staleness} {algorithm.name} clips around a policy of up to {staleness} versions "
         "ago, and may learn nothing of tokens that have moved since; give --algorithm.proximal recomputed, which clips "
-        "around the policy of the step, or an --algorithm.correction"
+        "around the policy of the step; a mask gives them no gradient back"
     ]
 
 

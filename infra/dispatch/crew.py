@@ -20,6 +20,7 @@ class Crew:
         """`patience`: seconds without a capable worker."""
         self.capable: dict[str, Offer] = {}  # by address
         self.quiet: frozenset[str] = frozenset()  # of these, by address: stopped, asleep, or cut off
+        self.left: set[str] = set()  # addresses of those that were asked to leave, as far as that was seen
         self._calls = calls
         self._call = call
         self._patience = patience
@@ -52,6 +53,7 @@ class Crew:
         tags = self._calls.placement.tags(self._call)
         excluded = self._calls.exclusions.excluded
         staying = [offer for offer in everyone if not offer.leaves]
+        self.left.update(offer.address for offer in everyone if offer.leaves)
         able = [offer for offer in staying if offer.satisfies(tags) and not excluded(self._call, offer)]
         self.capable = {offer.address: offer for offer in able}
         self._polled = now = time.monotonic()

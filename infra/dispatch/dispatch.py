@@ -70,6 +70,7 @@ class Dispatch(Calls):
         self._queues: dict[str, LeaseQueue] = {}  # by call
         self._last: dict[str, Offer] = {}  # the worker that had a call in ALONE last, by call
         self._signs = Signs()
+        self._told: set[str] = set()  # addresses of workers that are told something, and have not answered yet
         self._left: list[Future[Any]] = []  # of silent workers; held, so that Dask does not cancel them
 
     def __enter__(self) -> Self:
@@ -287,11 +288,13 @@ class Dispatch(Calls):
 
     def tell(self, call: str, function: Callable[[*Arguments], object], *args: *Arguments) -> None:
         """Call a function that returns at once on every worker that may run `call`, beside its work, without waiting.
-        A worker that is away misses it."""
+        A worker that is away misses it, and one that has not answered the last one: it may have stopped."""
 
         def ask(address: str) -> None:
             with suppress(Exception):  # the worker or the scheduler has gone
                 self.client.run(function, *args, workers=[address], on_error="ignore")
+            self._told.discard(address)
 
-        for worker in self.offers(call):
-            threading.Thread(target=ask, args=(worker.address,), name="telling", daemon=True).start()
+        for address in {offer.address for offer in self.offers(call)} - self._told:
+            self._told.add(address)
+            threading.Thread(target=ask, args=(address,), name="telling", daemon=True).start()

@@ -4,12 +4,11 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from distributed import Future
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
@@ -17,22 +16,13 @@ from infra.cluster.placement import Offer
 from infra.cluster.timeline import Measured, Span
 from infra.dispatch.calls import Calls, DispatchError, DispatchStoppedError, poisoned
 from infra.dispatch.crew import Crew
+from infra.dispatch.handed_out import HandedOut
 from infra.dispatch.items import Assignment
 from infra.dispatch.lease_batch import LeaseBatch
 from infra.dispatch.schedule import Schedule
 from infra.errors import mark_worker
 
 POLL_SECONDS = 0.25  # that the next event is waited for
-
-
-@dataclass(frozen=True)
-class _Out:
-    """An assignment that a worker has."""
-
-    batch: LeaseBatch
-    worker: Offer
-    future: Future[Measured[Any]]
-    since: float  # seconds since 1970
 
 
 class LeaseQueue:
@@ -48,7 +38,7 @@ class LeaseQueue:
         self._crew = Crew(calls, call, patience)
         self._schedule = Schedule(late_after, cut=lambda item, units: self._batches[item.batch].cut(item, units))
         self._batches: dict[int, LeaseBatch] = {}
-        self._out: dict[Assignment, _Out] = {}
+        self._out: dict[Assignment, HandedOut] = {}
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()  # of the next
         self._driver: threading.Thread | None = None
@@ -79,7 +69,8 @@ class LeaseQueue:
                 self._turn()
             except BaseException as error:  # noqa: BLE001 - every caller raises it
                 for batch in list(self._batches.values()):
-                    self._fail(batch, error)
+                    with suppress(Exception):  # of taking back the rest
+                        self._fail(batch, error)
             with self._lock:
                 if not self._batches and self._events.empty():
                     self._driver = None
@@ -91,6 +82,7 @@ class LeaseQueue:
             if not self._calls.going.is_set():
                 self._forget(self._schedule.take_back())
                 self._calls.going.wait()
+                self._crew.begin()  # who was there in a pause counts for nothing
             if self._calls.stopped:
                 raise DispatchStoppedError(self._call)
             if self._crew.is_old:
@@ -103,8 +95,8 @@ class LeaseQueue:
         event()
 
     def _fail(self, batch: LeaseBatch, error: BaseException) -> None:
+        batch.returned.put(error)  # first: whatever comes of taking back the rest, its caller knows
         self._withdraw(batch)
-        batch.returned.put(error)
 
     # -- its events
 
@@ -133,7 +125,7 @@ class LeaseQueue:
             return  # it was taken back, or its worker had vanished before
         self._calls.silent.discard(assigned.worker)  # it may have come back while it was found to be late
         if out.future.status in ("finished", "error") and assigned.late:
-            self._calls.say(f"{out.worker.name} came back with {self._call} after {time.time() - out.since:.0f} s")
+            self._calls.say(f"{out.worker.name} came back with {self._call} after {out.seconds:.0f} s")
         if out.future.status == "finished":
             self._schedule.finished(assigned, time.monotonic())
             self._hand_out()  # before the result is fetched: the worker need not wait for that
@@ -159,6 +151,15 @@ class LeaseQueue:
         if back.leaving:
             self._crew.changed()
             self._take_from(out.worker, begun=False)  # what it was given since
+        try:
+            self._take(assigned, out, back, at)
+        except DispatchError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what its caller makes of results: others' batches go on
+            self._fail(out.batch, error)
+
+    def _take(self, assigned: Assignment, out: HandedOut, back: Measured[Any], at: float) -> None:
+        """Have the batch check a result, and take it."""
         check = out.batch.check
         if check is not None and self._schedule.wants(assigned) and (why := check(assigned.item.index, back.result)):
             self._calls.timeline.add(back.span(self._call, at))
@@ -183,7 +184,7 @@ class LeaseQueue:
         else:
             self._schedule.add([assigned.item.next()])
 
-    def _failed(self, assigned: Assignment, out: _Out, error: Exception) -> None:
+    def _failed(self, assigned: Assignment, out: HandedOut, error: Exception) -> None:
         """The function raised `error`. Another worker tries the item, if there is one: it may be this worker's fault.
         What two workers raise ends the batch, and so does at once an error that its caller acts upon (`at_once`)."""
         self._drop(assigned)
@@ -248,7 +249,7 @@ class LeaseQueue:
                 self._schedule.give_back(assigned)
                 self._fail(batch, error)
                 continue
-            self._out[assigned] = _Out(batch, workers[assigned.worker], future, time.time())
+            self._out[assigned] = HandedOut(batch, workers[assigned.worker], future, time.time())
             future.add_done_callback(  # type: ignore[no-untyped-call]
                 lambda _, assigned=assigned: self._back(assigned)
             )
@@ -260,23 +261,25 @@ class LeaseQueue:
             if (out := self._out.get(assigned)) is not None and assigned.worker not in self._calls.silent:
                 self._calls.silent.add(assigned.worker)
                 self._calls.say(
-                    f"{out.worker.name} has not come back with {self._call} for {time.time() - out.since:.0f} s: "
+                    f"{out.worker.name} has not come back with {self._call} for {out.seconds:.0f} s: "
                     f"{self._out[copy].worker.name} does the same, and the first result counts"
                 )
 
     def _lose(self, assigned: Assignment) -> None:
-        """The assignment's worker is gone: its item is handed out anew, or its batch fails after `attempts` deaths."""
+        """The assignment's worker is gone: its item is handed out anew, or its batch fails after `attempts` deaths, of
+        which a worker that left in order is none."""
         out = self._drop(assigned)
         self._calls.cancel([out.future])  # also if it was done: its result is being fetched, and is lost
         self._calls.silent.discard(assigned.worker)
         self._calls.count(self._call)
         self._calls.timeline.add(Span(out.worker.name, self._call, out.since, time.time(), lost=True))
         self._schedule.give_back(assigned)
-        self._schedule.deaths[assigned.item] += self._schedule.wants(assigned)  # unless another has done it
+        if assigned.worker not in self._crew.left and self._schedule.wants(assigned):  # unless another has done it
+            self._schedule.deaths[assigned.item] += 1
         if self._schedule.deaths[assigned.item] >= self._attempts and assigned.item.batch in self._batches:
             self._fail(out.batch, poisoned(self._call, self._attempts))
 
-    def _drop(self, assigned: Assignment) -> _Out:
+    def _drop(self, assigned: Assignment) -> HandedOut:
         out = self._out.pop(assigned)
         self._calls.forget(out.future)
         return out

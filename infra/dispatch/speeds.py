@@ -57,8 +57,9 @@ class Speeds:
         self._steps = self._tokens = 0.0  # of an item, of a unit
 
     def add(self, worker: str, made: Made, seconds: float) -> None:
-        """The worker has made this in so many seconds, without waits for weights."""
-        if seconds <= 0:
+        """The worker has made this in so many seconds, without waits for weights. Where it made nothing, as when what
+        was observed leaves a completion no room, that says nothing of its speed."""
+        if seconds <= 0 or not (made.steps or made.tokens):
             return
         if self._count[worker] == 1:
             self._took[worker].clear()

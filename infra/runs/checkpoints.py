@@ -110,11 +110,12 @@ class Best:
     plan: str = ""  # digest of what it was evaluated on; older runs do not say
 
 
-def best_version(run_uri: str) -> Best | None:
-    """The version that was kept as the best so far, if one was. Raises Torn."""
+def best_version(run_uri: str, patience: float = 0.0) -> Best | None:
+    """The version that was kept as the best so far, if one was; its storage may be away for `patience` seconds. Raises
+    Torn."""
     uri = place.join(run_uri, BEST)
     try:
-        meta = store.read_manifest(uri).meta
+        meta = RetryPolicy(patience)(store.read_manifest, uri).meta
     except NotThere:
         return None
     try:

@@ -18,6 +18,15 @@ class CheckpointsLostError(RuntimeError):
     """A run has got beyond version 0, and no checkpoint of it can be read: only a person can say what to do."""
 
 
+def none_as_old(model_uri: str, version: int, skipped: Sequence[str]) -> CheckpointsLostError:
+    """The error for a model that has no checkpoint of a version or of one before, as those trained beside it have."""
+    why = f": {'; '.join(skipped)}" if skipped else ""
+    return CheckpointsLostError(
+        f"{masked(model_uri)} cannot go on: it has no checkpoint of version {version} or before, as other models of "
+        f"the run have{why}; start a new run under another name"
+    )
+
+
 def has_versions(run_uri: str) -> bool:
     """Whether there are checkpoints or published weights, whole or not."""
     return bool(store.list_versions(state_uri(run_uri)) or store.list_versions(place.join(run_uri, "weights"), "v"))

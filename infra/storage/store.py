@@ -88,12 +88,18 @@ def write_folder(
 
 
 def write_patiently(
-    uri: str, source: Path, meta: Mapping[str, JsonValue], patience: float, fence: Fence | None
+    uri: str,
+    source: Path,
+    meta: Mapping[str, JsonValue],
+    patience: float,
+    fence: Fence | None,
+    *,
+    flat: bool = False,
 ) -> Manifest:
     """As `write_folder`, retried for `patience` seconds in a store elsewhere; `source` is gone afterwards."""
     if place.local_path(uri) is not None:
-        return write_folder(uri, source, meta=meta, move=True, fence=fence)
-    manifest = RetryPolicy(patience)(lambda: write_folder(uri, source, meta=meta, fence=fence))
+        return write_folder(uri, source, meta=meta, move=True, fence=fence, flat=flat)
+    manifest = RetryPolicy(patience)(lambda: write_folder(uri, source, meta=meta, fence=fence, flat=flat))
     shutil.rmtree(source, ignore_errors=True)
     return manifest
 
@@ -105,15 +111,18 @@ def read_folder(uri: str, into: Path | None = None) -> Folder:
     a copy, with its manifest: nothing is fetched if it is one already, and it is never seen half-filled. Files that the
     manifest does not name are left out. A reader that a pruning overtakes gets NotThere.
 
-    Raises NotThere, Torn (which names the file), and ValueError if `into` is a folder of something else.
+    Raises NotThere, Torn (which names the file) where it was read twice so, and ValueError if `into` is a folder of
+    something else.
     """
+    torn = ""
     while True:
         manifest = read_manifest(uri)
         try:
             return _fetch(uri, manifest, into)
         except Torn:
-            if read_manifest(uri).digest == manifest.digest:  # else it was replaced meanwhile
+            if manifest.digest == torn:  # else it may have been replaced meanwhile, or its way here cut off
                 raise
+            torn = manifest.digest
 
 
 def copy_folder(folder: Folder, target: Path, uri: str) -> None:

@@ -18,12 +18,13 @@ from infra.cluster.resident import drop, resident, resident_now
 from infra.dispatch.dispatch import leave_thread
 from infra.runs import checkpoints
 from infra.runs.checkpoints import CheckpointConfig
-from infra.runs.remains import CheckpointsLostError, refuse_to_begin_anew
+from infra.runs.remains import none_as_old, refuse_to_begin_anew
 from infra.security.secrets import masked
 from infra.storage import place, store
 from infra.storage.fence import Fence
 from infra.storage.manifest import NotThere
 from infra.storage.retry_policy import RetryPolicy
+from infra.storage.store import Folder
 from infra.weights.version import Published, SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
 from rl.learning.optimizer_config import OptimizerConfig
@@ -97,11 +98,10 @@ class Trained(ABC, Generic[L]):
         drop(self.role)
         drop_publisher(self.role)
         with self._learner(None, at_most) as (learner, warnings):
-            saved = store.read_manifest(place.join(checkpoints.state_uri(self.model_uri), str(learner.step)))
-            figures: Any = saved.meta["figures"]
+            uri = place.join(checkpoints.state_uri(self.model_uri), str(learner.step))
+            figures: Any = self._patient(store.read_manifest, uri).meta["figures"]
             model = learner.policy.model
             embedding: Any = model.get_input_embeddings()
-            trained = sum(parameter.numel() for parameter in learner.parameters)
             return Begun(
                 learner.step,
                 learner.learned,
@@ -109,12 +109,12 @@ class Trained(ABC, Generic[L]):
                 tuple(warnings),
                 len(embedding.weight),
                 parameters=model.num_parameters(),
-                trained=trained,
+                trained=sum(parameter.numel() for parameter in learner.parameters),
             )
 
     def go_back(self, step: int) -> None:
         """Remove the checkpoints of later steps than this one, of which each model that is trained beside has one."""
-        RetryPolicy(self.sync.patience)(checkpoints.forget_after, self.model_uri, step, self.fence)
+        self._patient(checkpoints.forget_after, self.model_uri, step, self.fence)
 
     def _advance(self, step: int, figures: Mapping[str, float], work: Callable[[L], Learned]) -> Learned:
         """Version ``step + 1`` from ``step`` by ``work``, saved if it is its turn, with ``figures``; the record of the
@@ -185,7 +185,11 @@ class Trained(ABC, Generic[L]):
 
     def _check(self) -> None:
         """Raise LockLostError if another session has the run by now."""
-        RetryPolicy(self.sync.patience)(self.fence.check)
+        self._patient(self.fence.check)
+
+    @property
+    def _patient(self) -> RetryPolicy:
+        return RetryPolicy(self.sync.patience)
 
     @contextmanager
     def _learner(self, step: int | None, at_most: int | None = None) -> Iterator[tuple[L, list[str]]]:
@@ -196,16 +200,16 @@ class Trained(ABC, Generic[L]):
 
         warnings: list[str] = []
 
+        def newest() -> Folder | None:
+            warnings.clear()  # those of an attempt that met a storage that went away
+            return checkpoints.newest(self.model_uri, warn=warnings.append, at_most=at_most)
+
         def load() -> L:
-            saved = checkpoints.newest(self.model_uri, warn=warnings.append, at_most=at_most)
+            saved = self._patient(newest)
             if saved is None:
                 if at_most:
-                    why = f": {'; '.join(warnings)}" if warnings else ""
-                    raise CheckpointsLostError(
-                        f"{masked(self.model_uri)} cannot go on: it has no checkpoint of version {at_most} or before, "
-                        f"as other models of the run have{why}; start a new run under another name"
-                    )
-                refuse_to_begin_anew(self.run_uri, warnings, self.folder)
+                    raise none_as_old(self.model_uri, at_most, warnings)
+                self._patient(refuse_to_begin_anew, self.run_uri, warnings, self.folder)
                 learner = self._fresh()
                 reserve(learner.standing, learner.policy.device)
                 self._save(learner, {})
@@ -275,7 +279,7 @@ class Trained(ABC, Generic[L]):
         if learner.step == step:
             return as_published(learner.policy.weights(), dtype, learner.policy)
         try:
-            with checkpoints.load(self.model_uri, step) as folder:  # the next update was faster
+            with self._patient(checkpoints.load, self.model_uri, step) as folder:  # the next update was faster
                 return as_published(read_weights(folder.path), dtype, learner.policy)
         except NotThere:
             raise self._steps_lost(learner.step, step) from None

@@ -58,7 +58,7 @@ class Trainer(Trained["Learner"]):
             assert learner.step == step
             self._write(learner.policy, folder)
             said = {"step": step, **(meta or {})}
-            store.write_folder(uri, folder, meta=said, move=True, fence=self.fence, flat=True)  # for whoever copies it
+            store.write_patiently(uri, folder, said, self.sync.patience, self.fence, flat=True)  # for whoever copies it
         return uri
 
     def _write(self, policy: "Policy", folder: Path) -> None:

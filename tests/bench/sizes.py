@@ -22,6 +22,7 @@ from flows.commands.workplace import in_workplace
 from flows.config import TrainConfig
 from flows.run.workplace import Workplace, open_workplace
 from infra.cluster.placement import offers
+from infra.runs.record import Record
 from infra.runs.rollouts import read_rollouts
 from tests.bench.plan import recorded, slowed
 
@@ -68,6 +69,11 @@ def run(workplace: Workplace, way: str, config: TrainConfig) -> Figure:
     (slow,) = [pids[offer.address] for offer in offers(client) if offer.name == SLOW]
     with slowed(slow, TIMES):
         record, uri = recorded(workplace, config)
+    return figure(way, config, record, uri)
+
+
+def figure(way: str, config: TrainConfig, record: Record, uri: str) -> Figure:
+    """Of a run that was made."""
     spans = record.sessions[-1]
     since = [span.end for span in spans if span.call == "train"][SKIPPED - 1]
     leases = [span for span in spans if span.call == "generate" and span.start > since and not span.lost]

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.admission import Asked, refusal, refused_audit, refused_judgement
+from rl.admission import Asked, refusal, refused_audit, refused_judgement, refused_outcomes
 from rl.audit import AuditScores
+from rl.environments.episode import Outcome
 from rl.judging import Judgement
 from rl.records import Maker, Problem, Rollouts
 from rl.slices import SoFar
@@ -84,6 +85,9 @@ def test_what_was_asked_for_is_taken() -> None:
         (put("logprobs", np.nan), "a log-prob is nan"),
         (put("logprobs", -np.inf), "a log-prob is -inf"),
         (put("logprobs", 0.1), "a log-prob is 0.1"),
+        ({"logprobs": np.where(INSIDE, -1e300, 0)}, "a log-prob is -inf"),
+        ({"seconds": 10**40}, "it took 1000"),
+        ({"problems": (np.zeros(3), np.zeros(3))}, "it cannot be read (ValueError)"),
         (put("versions", 3), "a token was sampled with v3, not with v4 to v6"),
         (put("versions", 7), "a token was sampled with v7, not with v4 to v6"),
         (put("versions", 4), "a token was sampled with an older version than the one before it"),
@@ -175,6 +179,15 @@ GOOD = Judgement(
 )
 
 
+def test_what_lacks_a_part_is_refused() -> None:
+    torn = rollouts()
+    del torn.__dict__["tokens"]
+    assert refusal(torn, ASKED) == "it cannot be read (AttributeError)"
+    for worth in (10**40, 10**400, float("nan")):
+        assert refused_outcomes([Outcome(reward=worth)], 1)
+    assert refused_outcomes([Outcome(reward=-1e6)], 1) == ""
+
+
 def test_verdicts_and_missing_ones_are_taken() -> None:
     assert refused_judgement(GOOD, 2, 3) == ""
     assert refused_judgement(replace(GOOD, parts={}), 2, 3) == ""
@@ -193,10 +206,14 @@ def test_verdicts_and_missing_ones_are_taken() -> None:
         ({"reasons": (("right",) * 3,)}, "its reasons are not 2 times 3"),
         ({"reasons": ((1,) * 3,) * 2}, "its reasons are not 2 times 3"),
         ({"messages": ()}, "its messages are not 2 times 3"),
-        ({"parts": None}, "its parts have no names"),
-        ({"parts": {1: GOOD.rewards}}, "its parts have no names"),
+        ({"parts": None}, "its parts have no names that metrics can have"),
+        ({"parts": {1: GOOD.rewards}}, "its parts have no names that metrics can have"),
         ({"parts": {"format": np.zeros(3, np.float32)}}, "the parts format are float32 [3], not [2, 3]"),
         ({"parts": {"format": np.full((2, 3), np.inf)}}, "of the parts format one is inf, beyond 1e+06"),
+        ({"parts": {"a:b": GOOD.rewards}}, "its parts have no names that metrics can have"),
+        ({"parts": {"mean": GOOD.rewards}}, "its parts have no names that metrics can have"),
+        ({"parts": {f"p{at}": GOOD.rewards for at in range(97)}}, "it has 97 parts, more than 16 a completion"),
+        ({"reasons": (("x" * 10_001, "", ""),) * 2}, "one of its reasons has 10001 characters, more than 10000"),
         ({"failed": None}, "it does not say whether it failed"),
     ],
 )

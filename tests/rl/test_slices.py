@@ -179,6 +179,7 @@ def test_two_types_of_arithmetic_are_none(make_policy: Make, problems: list[Prob
         none, lengths=none.lengths + np.array([[1], [0], [0]], np.int32), makers=(Maker("b", "bfloat16"),) * 3
     )
     assert joined(before, more).makers == (Maker("a, b", ""), Maker("a", "float32"), Maker("a", "float32"))
+    assert joined(replace(none, makers=before.makers), more).makers[0] == Maker("b", "bfloat16")  # a drew nothing of it
 
 
 # -- what is refused

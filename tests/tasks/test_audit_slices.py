@@ -8,10 +8,11 @@ import numpy as np
 from rl.audit import AuditConfig
 from rl.graph import AUDIT
 from rl.records import Maker, Rollouts
+from tasks.audit import audit
 from tasks.batch.collection import Collection
 from tasks.batch.lease import Lease, Slice
-from tests.tasks.batches import config, problem_set
-from tests.tasks.test_audit import AUDITS, A, B, C, Cluster
+from tests.tasks.batches import config, problem_set, rollouts, whole
+from tests.tasks.test_audit import AUDITS, A, B, C, Cluster, figures, raising
 
 
 def test_of_a_lease_in_slices_one_is_audited_and_whoever_made_it_answers_for_its_tokens_alone() -> None:
@@ -47,3 +48,23 @@ def test_of_one_that_was_found_wrong_every_slice_is_audited() -> None:
     assert unlikely.due(cast("Any", cluster), 3, lease, slices) == [slices[1], slices[3]]
     assert unlikely.due(cast("Any", cluster), 3, lease, slices[:1]) == []
     assert AUDITS.due(cast("Any", cluster), 3, lease, ()) == []
+
+
+def test_a_slice_without_a_token_of_the_policy_s_needs_no_audit() -> None:
+    """What was observed left it no room: nobody is asked, and it counts as right, whoever made it."""
+    cluster = Cluster(A, B, b=raising(AssertionError("it was asked")))
+    cluster.exclusions.found_wrong(A, "for a reason", B)
+    collection = Collection(3, problem_set(), config(prompts=8, lease=2), [AUDIT])
+    draws = collection.draws()
+    for lease in next(draws):
+        sampled, (by_b,) = whole(rollouts(lease, 2), B)
+        last = sampled.lengths - 1
+        observed = np.arange(sampled.tokens.shape[2]) == last[:, :, None]
+        slices = replace(by_b, end=last), Slice(A, by_b.maker, last, sampled.lengths)
+        collection.arrive(lease, replace(sampled, trained=sampled.trained & ~observed), slices)
+    collection.abandon()
+    audit.fn(cast("Any", cluster), collection, AUDITS)
+    is_watched = cluster.exclusions.is_watched
+    assert is_watched(A)
+    assert not collection.reopen(cluster.exclusions.is_distrusted, is_watched)
+    assert figures(collection) == {}

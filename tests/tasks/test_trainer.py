@@ -1,8 +1,9 @@
 """What the trainer takes a run for whose checkpoints are damaged or gone."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,25 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins(mine: Trainer,
     begun = mine.begin()
     assert (begun.step, len(begun.warnings)) == (0, 1)
     checkpoints.load(str(run), 0)
+
+
+def test_a_storage_that_goes_away_while_a_checkpoint_is_looked_for_is_waited_for(
+    mine: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine.begin()
+    lose()
+    newest, away = checkpoints.newest, [True]
+
+    def of(*args: Any, warn: Callable[[str], None], **options: Any) -> Any:
+        warn("checkpoint 0 is skipped: as the storage went away")
+        if away.pop():
+            away.append(False)
+            raise ConnectionError("the storage is away")
+        return newest(*args, warn=lambda _: None, **options)
+
+    monkeypatch.setattr(checkpoints, "newest", of)
+    begun = mine.begin()
+    assert (begun.step, len(begun.warnings)) == (0, 1)
 
 
 def test_a_trainer_takes_what_updates_keep_before_a_generator_asks_what_is_free(

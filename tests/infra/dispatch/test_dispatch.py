@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from distributed import Client, get_worker
 
+from flows.benches.faults import stopped
 from infra.cluster.placement import PlacementConfig, PlacementError, offers
 from infra.dispatch import watch
 from infra.dispatch.calls import DispatchStoppedError, PoisonedCallError
@@ -107,6 +108,28 @@ def test_what_is_told_reaches_every_worker_that_it_is_for_beside_its_work(dispat
         dispatch.tell("generate", told, "now")
         assert names.result(30) == ["generator-0", "generator-1"]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_who_has_stopped_is_told_once_and_keeps_no_thread_for_each_time(
+    client: Client, dispatch: Dispatch, tmp_path: Path
+) -> None:
+    def told(word: str) -> None:
+        (tmp_path / f"{os.getpid()} {word}").touch()
+
+    (verifier,) = dispatch.offers("verify")
+    pid = client.run(os.getpid, workers=[verifier.address])[verifier.address]
+
+    def telling() -> int:
+        return sum(thread.name == "telling" for thread in threading.enumerate())
+
+    with stopped(pid):
+        for version in range(20):
+            dispatch.tell("verify", told, str(version))
+        assert telling() == 1
+    until(lambda: telling() == 0)
+    assert [file.name for file in tmp_path.iterdir()] == [f"{pid} 0"]
+    dispatch.tell("verify", told, "later")
+    until((tmp_path / f"{pid} later").exists)
 
 
 def test_a_call_that_kills_every_worker_is_given_up(dispatch: Dispatch, tmp_path: Path) -> None:

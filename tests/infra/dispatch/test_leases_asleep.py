@@ -7,8 +7,9 @@ from typing import Any, cast
 
 from infra.cluster.placement import Offer
 from infra.cluster.timeline import Timeline
+from infra.dispatch.handed_out import HandedOut
 from infra.dispatch.lease_batch import LeaseBatch
-from infra.dispatch.leases import LeaseQueue, _Out
+from infra.dispatch.leases import LeaseQueue
 
 
 def test_who_is_lost_with_an_item_that_is_done_does_not_end_the_batch() -> None:
@@ -31,7 +32,7 @@ def test_who_is_lost_with_an_item_that_is_done_does_not_end_the_batch() -> None:
     queue._schedule.add([first])
     for now, name in enumerate("abcd"):  # each is late in its turn: lids are closed
         (one,) = queue._schedule.hand_out([name], now * 1000)
-        queue._out[one] = _Out(batch, workers[name], cast("Any", SimpleNamespace(status="pending")), time.time())
+        queue._out[one] = HandedOut(batch, workers[name], cast("Any", SimpleNamespace(status="pending")), time.time())
     queue._schedule.add([other])  # or the next slice of the first: the batch is not over
     queue._schedule.finished(one, 3001)
     assert queue._schedule.done(one) == (True, [])  # d has done it

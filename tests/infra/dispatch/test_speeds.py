@@ -44,6 +44,16 @@ def test_of_one_size_all_counts_as_tokens_and_the_first_item_not_at_all() -> Non
     assert cost.seconds(8) - OVERHEAD == pytest.approx(taken(8)[1])
 
 
+def test_an_item_of_which_nothing_was_made_says_nothing() -> None:
+    speeds = Speeds()
+    for _ in range(3):
+        speeds.add("a", Made(0, 0), 0.05)
+    assert not speeds.knows("a")
+    speeds = known(8, 8)
+    speeds.add("a", Made(0, 0), 0.05)
+    assert speeds.cost("a") == known(8, 8).cost("a")
+
+
 def test_a_worker_of_which_nothing_is_known_is_like_the_others() -> None:
     speeds = known(8, 8)
     for _ in range(2):
