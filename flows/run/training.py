@@ -64,7 +64,7 @@ class Training:
         self.config = config = run.config
         self._opened = progress.opened or Opened.of(run)
         self.algorithm = self._opened.algorithm
-        workplace.dispatch.lease_patience = config.lease.patience
+        workplace.dispatch.took.patience = config.lease.patience
         self.graph = self._opened.graph
         workplace.dispatch.require(call.name for call in self.graph.calls)
         self.problems = self._opened.problems

@@ -30,7 +30,6 @@ from infra.cluster.placement import (
 )
 from infra.cluster.timeline import Measured, Timeline, measured
 from infra.dispatch.durations import Durations
-from infra.dispatch.lease_config import PATIENCE
 from infra.errors import causes
 
 T = TypeVar("T")
@@ -119,7 +118,6 @@ class Calls:
         self.required = frozenset(ALWAYS)  # calls that workers must be there for
         self.own: dict[object, tuple[str, float]] = {}  # what this process waits for itself, and since when
         self.took = Durations()  # of the calls that came back
-        self.lease_patience = PATIENCE  # see Schedule
         self.exclusions = Exclusions(placement, say, own=client.cluster is not None)
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
         self._seen: tuple[float, list[Offer]] = -float("inf"), []  # when workers were asked for last, and who was there

@@ -23,6 +23,7 @@ class Durations:
     """Seconds of the calls that came back lately, by their kind of work. Safe to share by threads."""
 
     def __init__(self) -> None:
+        self.patience = PATIENCE  # see `late_after`
         self._took: dict[str, deque[float]] = {}
         self._longest: dict[str, float] = {}
         self._longest_of_all: float | None = None
@@ -54,7 +55,7 @@ class Durations:
 
     def limit(self, work: str, least: float) -> float:
         """Seconds after which a call that does `work` is late; at least `least`."""
-        return late_after(self.longest(work), least)
+        return late_after(self.longest(work), least, self.patience)
 
 
 class Signs:

@@ -43,7 +43,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "staleness 1, the slow one killed in every step": {},
 }
 KILLED = "killed"
-STILL = {"optimizer": {"lr": 1e-12}, "batch": {"refill": 1}}  # the policy does not change, nor is a group replaced
+STILL = {"optimizer": {"lr": 1e-12}, "batch": {"oversample": 1}}  # the policy does not change, nor is a group replaced
 
 
 def process_of(client: Any, name: str) -> psutil.Process | None:

@@ -14,6 +14,7 @@ import pytest
 from infra.cluster.exclusions import Exclusions
 from infra.cluster.placement import Offer, PlacementConfig, PlacementError
 from infra.cluster.timeline import Loading, Measured, Timeline
+from infra.dispatch.durations import Durations
 from infra.dispatch.handed_out import HandedOut
 from infra.dispatch.lease_batch import LeaseBatch
 from infra.dispatch.leases import LeaseQueue
@@ -57,7 +58,7 @@ class Seen:
             lacking={},
             stopped=False,
             going=threading.Event(),
-            lease_patience=3.0,
+            took=Durations(),
             placement=placement,
             exclusions=Exclusions(placement, lambda _: None),
             offers=lambda **_: self.there,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.dispatch.durations import UNMEASURED_SECONDS
+from infra.dispatch.durations import UNMEASURED_SECONDS, Durations
 from infra.dispatch.lease_config import PATIENCE
 from infra.dispatch.schedule import Schedule
 from tests.infra.dispatch.test_schedule import items, names
@@ -71,3 +71,13 @@ def test_a_worker_without_a_sign_of_life_gets_nothing_unless_it_is_alone() -> No
     assert [lease.worker for lease in schedule.hand_out(["a", "b"], 0, quiet={"a"})] == ["b"]
     assert [lease.worker for lease in schedule.hand_out(["a", "b"], 1)] == ["a"]
     assert [lease.worker for lease in schedule.hand_out(["c"], 2, quiet={"c"})] == ["c"]
+
+
+def test_a_run_s_patience_is_that_of_whatever_is_late() -> None:
+    """`lease.patience`: of leases, of a trainer that another takes over from, of an audit."""
+    took = Durations()
+    took.add("train", 40.0)
+    assert took.limit("train", 10.0) == 3 * 40.0
+    took.patience = 1.5
+    assert took.limit("train", 10.0) == 60.0
+    assert took.limit("train", 90.0) == 90.0
