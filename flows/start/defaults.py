@@ -1,5 +1,6 @@
 """Defaults of the options that depend on what is trained: resolved once, when a run begins, and saved with it."""
 
+import math
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -27,6 +28,8 @@ EXAMPLE_RATES, EXAMPLE_RATE = ((20e6, 1e-3), (100e6, 1e-4), (500e6, 3e-5)), 1e-5
 # of adapters: the best rate is ten times that of all parameters, whatever the rank (Schulman et al., LoRA Without
 # Regret, 2025), and models of 7B to 13B were tuned at 2e-4 (Dettmers et al., arXiv 2305.14314, table 9)
 ADAPTERS, MOST = 10, 2e-4
+# above staleness 1 it is divided by the square root of that: updates that follow one another before anybody samples by
+# the first of them overshoot (SGD's by the staleness itself: Zhang et al., arXiv 1511.05950; ours: docs/benchmarks.md)
 SMALL = 20e6  # parameters: a model of fewer does not think step by step
 SHORT = 40  # tokens, of a small model's answer
 TURN, SHORT_TURN = 256, 24  # of a turn with what is observed behind it: enough for a few words and a call
@@ -36,7 +39,7 @@ def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """The configuration with every such option set, and a line for each that was chosen, with the reason.
 
     Raises ValueError where the penalty of long completions would begin before their first token."""
-    optimizer, lines = _with_rate(config.optimizer, config.policy, RATES, RATE)
+    optimizer, lines = _with_rate(config.optimizer, config.policy, RATES, RATE, config.staleness)
     config = config.model_copy(update={"optimizer": optimizer})
     sampling, why = _sampling(config, config.policy.model)
     if (overlong := config.algorithm.overlong or 0) > sampling.limit:
@@ -63,7 +66,11 @@ def with_rate(config: F) -> tuple[F, list[str]]:
 
 
 def _with_rate(
-    optimizer: OptimizerConfig, policy: PolicyConfig, rates: Sequence[tuple[float, float]], least: float
+    optimizer: OptimizerConfig,
+    policy: PolicyConfig,
+    rates: Sequence[tuple[float, float]],
+    least: float,
+    staleness: int = 0,
 ) -> tuple[OptimizerConfig, list[str]]:
     if optimizer.lr is not None:
         return optimizer, []
@@ -73,6 +80,9 @@ def _with_rate(
     if policy.lora.rank:
         rate = max(rate, min(float(f"{ADAPTERS * rate:g}"), MOST))
         reason = f"for adapters on a policy of {_short(size)} parameters"
+    if staleness > 1:
+        rate = float(f"{rate / math.sqrt(staleness):.2g}")
+        reason += f", and staleness {staleness}"
     return optimizer.model_copy(update={"lr": rate}), [f"optimizer.lr {rate:g}: {reason}"]
 
 

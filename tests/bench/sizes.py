@@ -84,7 +84,7 @@ def figure(way: str, config: TrainConfig, record: Record, uri: str) -> Figure:
     for step in range(SKIPPED + 2, config.steps + 1):  # begun after the last of those that are left out
         for row in read_rollouts(uri, step):
             tokens[str(row["worker"])] += int(str(row["tokens"]))
-    speed = {worker: tokens[worker] / seconds[worker] for worker in (FAST, SLOW)}
+    speed = {by: tokens[by] / seconds[by] if by in seconds else 0.0 for by in (FAST, SLOW)}  # it may have got nothing
     figures = {
         name: [value for step, value in record.curve(name).items() if step > SKIPPED]
         for name in ("perf/step_seconds", "perf/rollouts_per_second", "perf/trainer_busy", "perf/generator_busy")

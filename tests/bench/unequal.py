@@ -77,13 +77,14 @@ def kill_each_step(client: Any, run: Path, killed: list[int], over: threading.Ev
         steps = [line.step for line in read_metrics(run / "metrics.jsonl")] if run.exists() else []
         if max(steps, default=0) == last:
             continue
-        process = process_of(client, SLOW)
-        (address,) = [offer.address for offer in offers(client, 5.0) if offer.name == SLOW] or [""]
-        while not over.wait(0.02) and not client.processing(workers=[address]).get(address):
+        process, addresses = process_of(client, SLOW), [o.address for o in offers(client, 5.0) if o.name == SLOW]
+        if process is None or not addresses:
+            continue  # it is on its way back
+        while not over.wait(0.02) and not any(client.processing(workers=addresses).values()):
             pass
         over.wait(draws.uniform(0.0, 2.0))
         last = max(line.step for line in read_metrics(run / "metrics.jsonl"))
-        if process is not None and not over.is_set():
+        if not over.is_set():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(SIGKILL)
                 killed.append(last)

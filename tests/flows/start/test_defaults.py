@@ -56,6 +56,19 @@ def test_the_tiny_policy_gets_what_it_always_had() -> None:
     ]
 
 
+@pytest.mark.parametrize(("staleness", "rate"), [(0, 3e-4), (1, 3e-4), (2, 2.1e-4), (4, 1.5e-4), (8, 1.1e-4)])
+def test_who_learns_from_old_batches_takes_smaller_steps_unless_somebody_says_how_large(
+    staleness: int, rate: float
+) -> None:
+    config, (line, _) = with_defaults(asked(staleness=str(staleness)))
+    assert config.optimizer.lr == rate
+    because = f", and staleness {staleness}" if staleness > 1 else ""
+    assert line == f"optimizer.lr {rate:g}: for a policy of 0.9M parameters{because}"
+    config, lines = with_defaults(asked(staleness=str(staleness), optimizer__lr="3e-4"))
+    assert config.optimizer.lr == 3e-4
+    assert not any("optimizer.lr" in line for line in lines)
+
+
 def test_the_tiny_policy_has_as_many_parameters_as_is_said() -> None:
     tokenizer = build_tokenizer()
     assert parameters("tiny") == build_model(len(tokenizer), 0, 0, 0).num_parameters()
