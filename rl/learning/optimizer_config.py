@@ -26,7 +26,7 @@ class OptimizerConfig(BaseModel):
         None,
         gt=0,
         description="learning rate after the warm-up; none takes 3e-4 for a policy of less than 20M parameters, "
-        "falling to 1e-6 for one of 500M or more (rlvf sft and reward-model: 1e-3 to 1e-5), less by the square root of "
+        "falling to 1e-6 for one of 500M or more (rlvf sft and reward-model: 1e-3 to 1e-5), over the square root of "
         "a staleness above 1, and says which",
     )
     warmup_steps: int = Field(5, ge=0, description="optimizer steps over which the learning rate rises to lr")

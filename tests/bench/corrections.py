@@ -26,6 +26,7 @@ from rl.learning.correction_config import CorrectionConfig
 from rl.learning.learner import Learner
 from rl.learning.logprobs import completion_logprobs
 from rl.loading.policy import load_policy
+from rl.model.policy import Policy
 from rl.records import Batch
 from rl.sampling.sampler import sample
 from tasks.judge import judge
@@ -43,11 +44,11 @@ CHOICES = {
 }
 
 
-def drawn(learner: Learner, problems: ProblemSet, config: TrainConfig, step: int) -> Batch:
-    """The batch of a step, by the policy as it is."""
-    some = problems.draw(step, config.batch.prompts, 0)
+def drawn(policy: Policy, version: int, problems: ProblemSet, config: TrainConfig, step: int, count: int) -> Batch:
+    """So many groups of a step, by the policy as it is."""
+    some = problems.draw(step, count, 0)
     wanted = {"samples": config.batch.samples, "seed": config.seed, "step": step, "groups": range(len(some))}
-    rollouts = sample(learner.policy, step, some, config.sampling, **wanted)  # type: ignore[arg-type]
+    rollouts = sample(policy, version, some, config.sampling, **wanted)  # type: ignore[arg-type]
     judgement = judge(some, rollouts.texts, problems.verifiers)
     return Batch(rollouts, judgement.rewards, judgement.reasons)
 
@@ -75,9 +76,13 @@ def by_age(config: TrainConfig, folder: Path) -> Iterator[tuple[int, dict[str, f
     problems = open_problems(config.sets, config.verifier, config.held_out, config.seed)
     learner = Learner(load_policy(str(folder), config.policy, master=True), config.optimizer)
     spec = AlgorithmSpec.model_validate(dict(config.algorithm))
-    first = drawn(learner, problems, config, 0)
+
+    def batch(step: int) -> Batch:
+        return drawn(learner.policy, step, problems, config, step, config.batch.prompts)
+
+    first = batch(0)
     for step in range(1, AGES[-1] + 1):
-        learner.update(drawn(learner, problems, config, step), spec, 1.0, config.sampling.limit)
+        learner.update(batch(step), spec, 1.0, config.sampling.limit)
         if step in AGES:
             yield step, seen(learner, first, spec)
 

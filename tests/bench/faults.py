@@ -65,9 +65,9 @@ def _trained(stage: Stage, name: str, fault: Fault | None, usual: float, weights
         _, said = process.communicate(timeout=PATIENCE)
         resumed = fault is not None and fault.ends and process.returncode != 0
         if resumed:
-            print(f"it ended: {said.strip().splitlines()[-1:]}", file=sys.stderr, flush=True)
-            if making is not None:
-                making.exception(PATIENCE)  # once the folder is back
+            print(f"it ended, and said last: {' '.join(said.strip().splitlines()[-1:])}", file=sys.stderr, flush=True)
+            assert making is not None
+            making.exception(PATIENCE)  # once what it lacked is back
             with stage.shell.started("train", "--json", "--resume", name) as process:
                 _, said = process.communicate(timeout=PATIENCE)
         accident.over.set()

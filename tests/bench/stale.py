@@ -26,22 +26,11 @@ from flows.start.defaults import with_defaults
 from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
 from rl.loading.policy import load_policy
-from rl.model.policy import Policy
 from rl.records import Batch
-from rl.sampling.sampler import sample
-from tasks.judge import judge
-from tasks.sets.problem_set import ProblemSet, open_problems
+from tasks.sets.problem_set import open_problems
+from tests.bench.corrections import drawn
 
 LAST = 20  # steps whose mean is the final pass rate
-
-
-def drawn(policy: Policy, version: int, problems: ProblemSet, config: TrainConfig, step: int) -> Batch:
-    """As many groups as a step of a run draws at most."""
-    some = problems.draw(step, int(config.batch.prompts * config.batch.oversample), 0)
-    wanted = {"samples": config.batch.samples, "seed": config.seed, "step": step, "groups": range(len(some))}
-    rollouts = sample(policy, version, some, config.sampling, **wanted)  # type: ignore[arg-type]
-    judgement = judge(some, rollouts.texts, problems.verifiers)
-    return Batch(rollouts, judgement.rewards, judgement.reasons)
 
 
 def taught(batch: Batch, spec: AlgorithmSpec, prompts: int) -> Batch:
@@ -55,17 +44,18 @@ def learned(config: TrainConfig, folder: Path, staleness: int) -> dict[str, Any]
     problems = open_problems(config.sets, config.verifier, config.held_out, config.seed)
     learner = Learner(load_policy(str(folder), config.policy, master=True), config.optimizer)
     spec, policy = AlgorithmSpec.model_validate(dict(config.algorithm)), deepcopy(learner.policy)
+    count = int(config.batch.prompts * config.batch.oversample)  # as many as a step of a run draws at most
     earlier: deque[dict[str, torch.Tensor]] = deque(maxlen=staleness + 1)
     curve, figures = [], []
     for step in range(config.steps):
         earlier.append({name: value.clone() for name, value in learner.policy.model.state_dict().items()})
         policy.model.load_state_dict(earlier[0])
-        batch = drawn(policy, step - len(earlier) + 1, problems, config, step)
+        batch = drawn(policy, step - len(earlier) + 1, problems, config, step, count)
         curve.append(float((batch.rewards > 0).mean()))
         update = learner.update(taught(batch, spec, config.batch.prompts), spec, 1.0, config.sampling.limit)
         figures.append({name: value for name, value in update.metrics.items() if np.isfinite(value)})
     policy.model.load_state_dict(learner.policy.model.state_dict())
-    last = drawn(policy, config.steps, problems, config, config.steps)
+    last = drawn(policy, config.steps, problems, config, config.steps, count)
     names = sorted(set().union(*figures))
     return {
         "curve": curve,
@@ -97,8 +87,11 @@ def main() -> None:
             chosen |= dict(option.split("=", 1) for option in given.set)
             config, _ = with_defaults(read_config(TrainConfig, file=None, overrides=chosen))
             found = {"of": of, **learned(config, given.policy, staleness)}
-            with given.results.open("a", encoding="utf-8") if given.results else sys.stdout as out:
-                out.write(json.dumps(found) + "\n")
+            if given.results:
+                with given.results.open("a", encoding="utf-8") as out:
+                    out.write(json.dumps(found) + "\n")
+            else:
+                print(json.dumps(found), flush=True)
             print(f"{of}: {found['curve'][0]:.3f} → {found['final']:.3f}", file=sys.stderr, flush=True)
 
 

@@ -6,7 +6,7 @@ cluster: staleness 0, staleness 1, and staleness 1 while the slower generator is
 middle of a lease. The policy is the same all along, so that all batches cost the same; the first steps of each, in
 which speeds get known, are left out.
 
-python -m tests.bench.unequal [--policy tiny] [--steps 24] [--turns 1] [--generator 8] [--trainer 10] [--json]
+python -m tests.bench.unequal [--policy tiny] [--steps 24] [--turns 1] [--generator 4] [--trainer 4] [--json]
 """
 
 import argparse
@@ -127,8 +127,8 @@ def main() -> None:
     parser.add_argument("--policy", default="tiny")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--generator", type=float, default=8.0, help="how much slower the faster generator is")
-    parser.add_argument("--trainer", type=float, default=10.0, help="and the trainer")
+    parser.add_argument("--generator", type=float, default=4.0, help="how much slower the faster generator is")
+    parser.add_argument("--trainer", type=float, default=4.0, help="and the trainer")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     slowness = {FAST: given.generator, SLOW: TIMES * given.generator, TRAINER: given.trainer}
