@@ -6,6 +6,8 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Interprets the kernels for GPUs in a test, in a folder of its own: PyTorch for CUDA brings the one that it was made for.
+TRITON := 3.9.0
 
 .PHONY: help setup system-tests-packages train test test-all check clean
 
@@ -72,7 +74,10 @@ system-tests-packages:
 	    echo "make:$$lacking could not be installed; the tests that use it say so" >&2; \
 	fi; \
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e .[reasoning-gym] >/dev/null 2>&1 || \
-	  echo "make: reasoning-gym could not be installed; the tests that use it say so" >&2
+	  echo "make: reasoning-gym could not be installed; the tests that use it say so" >&2; \
+	[ -d .venv/interpreted ] || \
+	  $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target .venv/interpreted triton==$(TRITON) >/dev/null 2>&1 || \
+	  echo "make: triton could not be installed; the tests that use it say so" >&2
 
 train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)

@@ -18,7 +18,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 
 from flows.benches.apart import apart, bandwidth, peak_bytes, reset_peak, seconds_on, taken_bytes
 from flows.benches.qwen import random_qwen
-from flows.benches.shapes import Shape
+from flows.benches.shapes import ENGINES, Shape
 from infra.errors import one_line
 from rl.config import PolicyConfig
 from rl.loading.policy import load_policy
@@ -31,7 +31,6 @@ from rl.problems.made.arithmetic import stream
 from rl.sampling.engine import complete
 from rl.sampling.sampler import uniforms
 
-ENGINES = ("rlvf", "generate", "generate_batch")
 WARM_UP = 2  # new tokens of a generation before the one that is measured
 LENGTHS = (60, 141)  # of prompts of random tokens: about those of GSM8K's questions
 PAGE = 16  # positions of a page of generate_batch's cache on a CPU; elsewhere its own default
@@ -82,16 +81,18 @@ def check_reach(shape: Shape) -> None:
         raise ValueError(str(error).replace("sampling.max_tokens", f"--tokens {shape.tokens}")) from None
 
 
-def figures(shape: Shape, repeats: int, gb_per_second: float) -> Iterator[tuple[GenerateFigure, str]]:
-    """A figure for each engine, and why there is none: the median speed and the largest memory of generations that the
-    engines make in turns, each in a process of its own. Raises ValueError where the model cannot be loaded.
+def figures(
+    shape: Shape, repeats: int, gb_per_second: float, engines: Sequence[str] = ENGINES
+) -> Iterator[tuple[GenerateFigure, str]]:
+    """A figure for each of these engines, and why there is none: the median speed and the largest memory of generations
+    that they make in turns, each in a process of its own. Raises ValueError where the model cannot be loaded.
     """
     ended = Trial(why_not="the system ended it, as one without memory does")
-    turns = [(engine, apart(measure, engine, shape) or ended) for _ in range(repeats) for engine in ENGINES]
+    turns = [(engine, apart(measure, engine, shape) or ended) for _ in range(repeats) for engine in engines]
     read = max(turn.weight_bytes for _, turn in turns)
     limit = shape.sequences * gb_per_second * 1e9 / read if read else None
     dtype = next((turn.dtype for _, turn in turns if turn.dtype), None)
-    for engine in ENGINES:
+    for engine in engines:
         mine = [turn for name, turn in turns if name == engine]
         if why_not := next((turn.why_not for turn in mine if turn.why_not), ""):
             yield GenerateFigure(shape.name, engine, dtype, None, None, limit), why_not

@@ -10,20 +10,20 @@ LAYERS, HIDDEN, QUERIES, KEYS, MLP, VOCABULARY = 28, 1024, 2048, 1024, 3072, 151
 def random_qwen(
     device: torch.device, dtype: torch.dtype, layers: int = LAYERS, vocabulary: int = VOCABULARY
 ) -> Qwen3ForCausalLM:
-    """The same weights at each call; perhaps fewer layers or tokens."""
+    """The same weights at each call on a device; perhaps fewer layers or tokens."""
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=vocabulary,
-            hidden_size=HIDDEN,
-            intermediate_size=MLP,
-            num_hidden_layers=layers,
-            num_attention_heads=QUERIES // 128,
-            num_key_value_heads=KEYS // 128,
-            head_dim=128,
-            tie_word_embeddings=True,
-        )
+    settings = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=HIDDEN,
+        intermediate_size=MLP,
+        num_hidden_layers=layers,
+        num_attention_heads=QUERIES // 128,
+        num_key_value_heads=KEYS // 128,
+        head_dim=128,
+        tie_word_embeddings=True,
     )
+    with device:
+        model = Qwen3ForCausalLM(settings)
     model.to(device, dtype)  # type: ignore[arg-type]  # transformers wraps it
     model.eval()  # type: ignore[no-untyped-call]
     return model

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from rl.config import TINY
 
 LARGE, LARGE_LAYERS = "0.6B", 28
+ENGINES = ("rlvf", "generate", "generate_batch")  # the last two are transformers'
 
 
 @dataclass(frozen=True)

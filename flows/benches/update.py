@@ -72,7 +72,8 @@ def _apart(positions: int, method: str, layers: int, vocabulary: int) -> UpdateF
 def measure(positions: int, method: str, layers: int, vocabulary: int) -> UpdateFigure:
     """One update of the shape of Qwen3-0.6B with fewer layers, with gradients and optimizer state in memory before it.
 
-    On a CPU of one core, in processor time, and the peak is that of the process; on CUDA that of the device.
+    On a CPU of one core, in processor time, and the peak is that of the process; on CUDA that of the device, and it is
+    the second of its size: the first loads the kernels, which took longer than the update.
     """
     torch.set_num_threads(1)
     learner = learner_of(layers, vocabulary, **METHODS[method])
@@ -85,20 +86,21 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
     device = learner.policy.device
     if method == "direct" and COPIES * 4 * tokens * vocabulary > free_bytes(device):
         return nothing
-    reset_peak(device)
-    standing = taken_bytes(device)
-    began = seconds_on(device)
     try:
-        if method == "direct":
-            update_directly(learner, batch)
-        else:
-            learner.update(batch, AlgorithmSpec(), 1.0)
+        for _ in range(1 if device.type == "cpu" else 2):
+            reset_peak(device)
+            standing = taken_bytes(device)
+            began = seconds_on(device)
+            if method == "direct":
+                update_directly(learner, batch)
+            else:
+                learner.update(batch, AlgorithmSpec(), 1.0)
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, NoRoomError) and not is_out_of_memory(error):
             raise
         return nothing
     seconds = seconds_on(device) - began
-    assert learner.optimizer_steps == 2
+    assert learner.optimizer_steps >= 2
     extra = max(0, peak_bytes(device) - standing)
     return replace(nothing, extra_gb=extra / 1e9, tokens_per_second=tokens / seconds)
 

@@ -4,12 +4,14 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TextIO
 
-from flows.benches.shapes import LARGE, SHAPES, of_policy
+from flows.benches.shapes import ENGINES, LARGE, SHAPES, of_policy
 from flows.commands.command import Command
 from flows.start.model_files import CONFIG
 from flows.start.preflight import check_model
@@ -67,6 +69,9 @@ def _options(command: argparse.ArgumentParser) -> None:
     generate.add_argument("--samples", metavar="N", type=int, help="completions of each (8)")
     generate.add_argument("--tokens", metavar="N", type=int, help="new ones of each completion (tiny 40, others 64)")
     generate.add_argument("--layers", metavar="N", type=int, help="of the 28 of 0.6B, to measure faster (28)")
+    generate.add_argument(
+        "--engines", metavar="NAMES", default=",".join(ENGINES), help=f"of {', '.join(ENGINES)} (all)"
+    )
     generate.add_argument("--repeats", metavar="N", type=int, default=1, help="in turns; the median counts (1)")
     fit = benches.add_parser(
         "fit", help="what this device has room for: training whole or by LoRA, and generation beside it"
@@ -80,9 +85,8 @@ def _options(command: argparse.ArgumentParser) -> None:
     generators = benches.add_parser(
         "generators", help="what many generators, simulated ones, cost the flow: processor time a step, and memory"
     )
-    generators.add_argument(
-        "--generators", metavar="N,N", default="1,16,64,256,1000", help="how many (1,16,64,256,1000)"
-    )
+    many = "1,16,64,256,1000"
+    generators.add_argument("--generators", metavar="N,N", default=many, help=f"how many ({many})")
     generators.add_argument(
         "--seconds", metavar="SECONDS", type=float, default=10.0, help="of a lease, on a generator of median speed (10)"
     )
@@ -117,23 +121,21 @@ def _run(given: argparse.Namespace) -> None:
     if getattr(given, "layers", None) is not None and not 1 <= given.layers <= 28:
         raise ValueError(f"--layers {given.layers}: give 1 to 28")
     benches = {"sync": _sync, "update": _update, "generate": _generate, "fit": _fit}
-    rows = {**benches, "generators": _generators, "soak": _soak}[given.what](given)
+    bench = {**benches, "generators": _generators, "soak": _soak}[given.what]
+    rows = bench(given, sys.stderr if given.json else sys.stdout)
     if given.json:
         print(json.dumps(rows))
     if rows.get("broken"):
         raise SystemExit(1)
 
 
-def _sync(given: argparse.Namespace) -> dict[str, object]:
-    parts = given.parts.split(",")
-    if unknown := sorted(set(parts) - set(PARTS)):
-        raise ValueError(f"--parts {given.parts}: there is no {unknown[0]!r}; the parts are {', '.join(PARTS)}")
+def _sync(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
+    parts = _named(given, "parts", PARTS)
     # with torch: not before the command line is known to be good
     with put_off():
         from flows.benches.codec import synthetic, trained
 
     rows: list[object] = []
-    table = sys.stderr if given.json else sys.stdout
     print(f"{'source':<18}{'changed':>9}{'ratio':>8}{'encode':>12}{'decode':>12}", file=table)
     runs = trained() if "runs" in parts else ()
     for figure in chain(runs, synthetic(given.layers) if "codec" in parts else ()):
@@ -141,6 +143,15 @@ def _sync(given: argparse.Namespace) -> dict[str, object]:
         speeds = f"{figure.encode_mb_s:>7,.0f} MB/s{figure.decode_mb_s:>7,.0f} MB/s"
         print(f"{figure.source:<18}{figure.changed:>9.2%}{figure.ratio:>8.1f}{speeds}", file=table, flush=True)
     return {"codec": rows}
+
+
+def _named(given: argparse.Namespace, option: str, known: Collection[str]) -> list[str]:
+    """The names that an option gives, which are to be among those known."""
+    words: str = getattr(given, option)
+    names = words.split(",")
+    if unknown := sorted(set(names) - set(known)):
+        raise ValueError(f"--{option} {words}: there is no {unknown[0]!r}; the {option} are {', '.join(known)}")
+    return names
 
 
 def _positive(given: argparse.Namespace, *names: str) -> None:
@@ -157,7 +168,7 @@ def _positions(words: str) -> list[int]:
     return counts
 
 
-def _update(given: argparse.Namespace) -> dict[str, object]:
+def _update(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
     positions = _positions(given.positions)
     _positive(given, "vocabulary", "repeats")
     # with torch: not before the command line is known to be good
@@ -165,7 +176,6 @@ def _update(given: argparse.Namespace) -> dict[str, object]:
         from flows.benches.update import figures
 
     rows: list[object] = []
-    table = sys.stderr if given.json else sys.stdout
     print(f"{'positions':>9}  {'method':<14}{'extra memory':>14}{'tokens/s':>12}", file=table)
     for figure in figures(positions, given.layers, given.vocabulary, given.repeats):
         rows.append(asdict(figure))
@@ -174,14 +184,13 @@ def _update(given: argparse.Namespace) -> dict[str, object]:
     return {"update": rows}
 
 
-def _generate(given: argparse.Namespace) -> dict[str, object]:
+def _generate(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
     if given.policy is not None:
         shapes = [of_policy(given.policy)]
     else:
-        names = given.shapes.split(",") if given.shapes is not None else list(SHAPES)
-        if unknown := sorted(set(names) - set(SHAPES)):
-            raise ValueError(f"--shapes {given.shapes}: there is no {unknown[0]!r}; the shapes are {', '.join(SHAPES)}")
+        names = list(SHAPES) if given.shapes is None else _named(given, "shapes", SHAPES)
         shapes = [SHAPES[name] for name in names]
+    engines = _named(given, "engines", ENGINES)
     if given.layers is not None and not any(shape.layers for shape in shapes):
         raise ValueError(f"--layers {given.layers}: only the shape {LARGE} can have fewer")
     _positive(given, "prompts", "samples", "tokens", "repeats")
@@ -195,11 +204,10 @@ def _generate(given: argparse.Namespace) -> dict[str, object]:
     for shape in shapes:
         check_reach(shape)
     rows: list[object] = []
-    table = sys.stderr if given.json else sys.stdout
     read = device_bandwidth()
     print(f"{'shape':<15}{'engine':<16}{'tokens/s':>10}{'peak memory':>15}", file=table, flush=True)
     for shape in shapes:
-        for figure, why_not in figures(shape, given.repeats, read):
+        for figure, why_not in figures(shape, given.repeats, read, engines):
             rows.append(asdict(figure))
             found = f"  {why_not}"
             if figure.tokens_per_second is not None:
@@ -211,7 +219,7 @@ def _generate(given: argparse.Namespace) -> dict[str, object]:
     return {"generate": rows}
 
 
-def _fit(given: argparse.Namespace) -> dict[str, object]:
+def _fit(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
     _positive(given, "tokens")
     if not (Path(given.policy) / CONFIG).is_file():  # of a folder, it is enough
         check_model(given.policy, runs_uri())
@@ -223,10 +231,8 @@ def _fit(given: argparse.Namespace) -> dict[str, object]:
         found = fits(given.policy, given.tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("sampling.max_tokens", f"--tokens {given.tokens}")) from None
-    table = sys.stderr if given.json else sys.stdout
-    print(
-        f"{found.parameters:,} parameters, {found.dtype} on {found.device}: {found.free_gb:.1f} GB are free", file=table
-    )
+    where = f"{found.parameters:,} parameters, {found.dtype} on {found.device}"
+    print(f"{where}: {found.free_gb:.1f} GB are free", file=table)
     at_once = f"at once ({found.positions:,})"
     print(f"{'method':<44}{'trainer':>10}{'generator':>12}{'longest update':>17}{at_once:>18}", file=table)
     for fit in found.methods:
@@ -235,7 +241,7 @@ def _fit(given: argparse.Namespace) -> dict[str, object]:
     return {"fit": [{"dtype": found.dtype, **asdict(fit)} for fit in found.methods]}
 
 
-def _generators(given: argparse.Namespace) -> dict[str, object]:
+def _generators(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
     words = given.generators.split(",")
     if wrong := [word for word in words if not (word.isdecimal() and 1 <= int(word) <= 10_000)]:
         raise ValueError(f"--generators {given.generators}: {wrong[0]!r} is no number from 1 to 10000")
@@ -252,7 +258,6 @@ def _generators(given: argparse.Namespace) -> dict[str, object]:
         from flows.benches.generators import asleep, simulated
 
     rows: list[object] = []
-    table = sys.stderr if given.json else sys.stdout
     names = f"{'generators':>10}{'a step':>10}{'coordinator':>14}{'scheduler':>12}{'share':>8}"
     print(f"{names}{'a lease':>10}{'deaths':>8}{'stops':>7}{'memory':>10}{'grown':>8}", file=table, flush=True)
     for count in map(int, words):
@@ -269,7 +274,7 @@ def _generators(given: argparse.Namespace) -> dict[str, object]:
     return {"generators": rows}
 
 
-def _soak(given: argparse.Namespace) -> dict[str, object]:
+def _soak(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
     if not 1 <= given.every <= 3600:
         raise ValueError(f"--every {given.every:g}: give 1 to 3600 seconds")
     if not 2 * given.every <= 60 * given.minutes <= 60 * 10_000:
@@ -280,7 +285,6 @@ def _soak(given: argparse.Namespace) -> dict[str, object]:
     with put_off():
         from flows.benches.soak import soaked
 
-    table = sys.stderr if given.json else sys.stdout
     policy = str(Path(given.policy).resolve()) if Path(given.policy).is_dir() else given.policy
     options = {"policy": policy, "problems": whole_problems(given.problems)}
     with tempfile.TemporaryDirectory(prefix="rlvf-soak-") as home:

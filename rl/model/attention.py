@@ -74,15 +74,27 @@ class Shared(Protocol):
 
     grid: Grid
     mask: Tensor  # what the model is given in place of one
-    own_bias: Tensor | None  # [B, 1, 1, L] added to scores; None where all own keys are seen
-    prompt_bias: Tensor | None  # [M, 1, 1, S]
     current: tuple[Tensor, Tensor]  # own keys and values of the layer, as last given
+    at: Tensor  # [B] the index of each row's new key among its own
+    prompt_lengths: Tensor  # [M]
+
+    @property
+    def own_bias(self) -> Tensor | None:
+        """[B, 1, 1, L] added to scores; None where all own keys are seen."""
+
+    @property
+    def prompt_bias(self) -> Tensor | None:
+        """[M, 1, 1, S], likewise."""
 
     def prompts(self) -> tuple[Tensor, Tensor]:
         """[M, H, S, D] keys and values of the prompts, of the same layer."""
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keep those [B, H, 1, D] of a layer; [B, H, L, D] of the rows."""
+
+    def kept(self, layer: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """All that is kept of a layer, where the new ones are to be written: keys and values [rows, H, positions, D] of
+        rows, and [places, H, positions, D] of prompts."""
 
 
 def attend(

@@ -8,6 +8,7 @@ Legend: B rows, H hidden size, Q query heads, K heads of keys, D head size.
 """
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,7 +39,9 @@ class Layer:
 class LeanDecoder:
     """Of one model."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, kernels: ModuleType | None = None) -> None:
+        """`kernels`: `rl.model.kernels`, by which attention is computed then."""
+        self.kernels = kernels
         self._decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
         config = model.config
         self._queries, self._keys = config.num_attention_heads, config.num_key_value_heads
@@ -122,6 +125,11 @@ class LeanDecoder:
         rows, queries, keys, size = len(hidden), self._queries, self._keys, self._size
         states = F.rms_norm(hidden, hidden.shape[1:], layer.before_attention, self._epsilon)
         made = [F.linear(states, *given) for given in zip(layer.projections, layer.biases, strict=True)]
+        if self.kernels is not None:
+            each = made if len(made) > 1 else made[0].tensor_split([queries * size, (queries + keys) * size], -1)
+            norms, epsilon, scaling = layer.head_norms, self._epsilon, self._scaling
+            found = self.kernels.attend(*each, norms, epsilon, cos, sin, scaling, shared, number)
+            return torch.addmm(hidden, found, layer.output.t())
         heads = (made[0] if len(made) == 1 else torch.cat(made, -1)).view(rows, queries + 2 * keys, size)
         both = heads[:, : queries + keys]
         if layer.head_norms is not None:

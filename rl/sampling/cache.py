@@ -6,6 +6,7 @@ Legend: M places (prompts), B rows (sequences) or prompts in a pass, H heads, D 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -168,21 +169,38 @@ class SlotCache:
             even: whether all of `at` are the same; `even_prompts`: whether all prompts are of one length.
         """
         self._filling = None
-        self._at, self._length, self._prompt = at, length, prompt
+        self.at, self._length, self._prompt = at, length, prompt
+        self.prompt_lengths = prompt_lengths
         self._row = torch.arange(len(at), device=at.device)
         self._flat: dict[tuple[int, int], Tensor] = {}  # by heads and positions
         self.grid = grid
-        seen = torch.arange(length, device=at.device) <= at[:, None]
-        self.own_bias: Tensor | None = None
-        self.prompt_bias: Tensor | None = None
-        if not self.share:
-            self.mask = seen[:, None, None]
-            return
-        self.mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=at.device)
-        if not even:
-            self.own_bias = _bias(seen)
-        if not even_prompts:
-            self.prompt_bias = _bias(torch.arange(prompt, device=at.device) < prompt_lengths[:, None])
+        self._even, self._even_prompts = even, even_prompts
+        self.__dict__.pop("own_bias", None)
+        self.__dict__.pop("prompt_bias", None)
+        self.mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=at.device) if self.share else self._seen()
+
+    def _seen(self) -> Tensor:
+        """[B, 1, 1, L] whether a row sees its own keys."""
+        return (torch.arange(self._length, device=self.at.device) <= self.at[:, None])[:, None, None]
+
+    # computed for the first layer that asks; the next step forgets it
+    @cached_property
+    def own_bias(self) -> Tensor | None:
+        return None if self._even else _bias(self._seen())
+
+    @cached_property
+    def prompt_bias(self) -> Tensor | None:
+        if self._even_prompts:
+            return None
+        seen = torch.arange(self._prompt, device=self.at.device) < self.prompt_lengths[:, None]
+        return _bias(seen[:, None, None])
+
+    def kept(self, layer: int) -> tuple[Pair, Pair]:
+        """Keys and values of all rows, and of all prompts, in a layer."""
+        self._layer = layer
+        self.shared_layers.add(layer)
+        prompts = self.prompts_kept.layers[layer]
+        return self.rows.of(layer, prompts, self._length), prompts
 
     def prompts(self) -> Pair:
         """[M, H, S, D] of the prompts, in the layer that was updated last."""
@@ -198,15 +216,15 @@ class SlotCache:
         for to, new in zip(kept, (keys, values), strict=True):
             to.view(-1, to.shape[3]).index_copy_(0, self._index(*to.shape[1:3]), new.reshape(-1, to.shape[3]))
         self._layer = layer
-        count = len(self._at)
+        count = len(self.at)
         self.current = kept[0][:count, :, : self._length], kept[1][:count, :, : self._length]
         return self.current
 
     def _index(self, heads: int, positions: int) -> Tensor:
         """[B * H] where each row's new key is, where rows, heads and positions lie one behind another."""
         if (heads, positions) not in self._flat:
-            head = self._row[:, None] * heads + torch.arange(heads, device=self._at.device)
-            self._flat[heads, positions] = (head * positions + self._at[:, None]).flatten()
+            head = self._row[:, None] * heads + torch.arange(heads, device=self.at.device)
+            self._flat[heads, positions] = (head * positions + self.at[:, None]).flatten()
         return self._flat[heads, positions]
 
     def _keep(self, filling: Filling | Behind, new: Pair, layer: int) -> Pair:
@@ -229,8 +247,8 @@ class SlotCache:
 
 
 def _bias(seen: Tensor) -> Tensor:
-    """[B, 1, 1, L] to be added to scores."""
-    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, MASKED)[:, None, None]
+    """To be added to scores [B, 1, 1, L], 0 where a key is seen."""
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, MASKED)
 
 
 def run(

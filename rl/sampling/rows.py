@@ -30,6 +30,7 @@ class Rows:
         self.cache = SlotCache(rows, places, own, prompt, share=slots.share, grows=slots.grows)
         self.kept = kept if slots.share else None  # what rows may begin with
         self.lean = slots.lean
+        self.reads_what_is_seen = slots.lean is not None and slots.lean.kernels is not None  # however many positions
         self.tokens = torch.zeros((rows, own), dtype=torch.int64, device=device)
         self.logprobs = torch.zeros((rows, own), device=device)
         self.noise = torch.zeros((rows, own), device=device)

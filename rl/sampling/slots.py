@@ -1,6 +1,7 @@
 """How many sequences are decoded at once, as the memory for their keys and values allows, and in which way."""
 
 import bisect
+import logging
 import math
 
 import torch
@@ -9,10 +10,13 @@ from torch import Tensor
 from rl.model.attention import Grid, NotSharedError
 from rl.model.head import attention_of
 from rl.model.lean import LeanDecoder
-from rl.model.memory import NoRoomError, spare_bytes
+from rl.model.memory import NoRoomError, is_out_of_memory, spare_bytes
 from rl.model.policy import Policy
 from rl.model.trial import states_apart, states_tolerance
+from rl.model.unloadable import reason
 from rl.sampling.cache import Filling, SlotCache, run
+
+logger = logging.getLogger(__name__)
 
 PROBED = 3  # tokens of the prompt by which decoding is tried
 
@@ -34,8 +38,8 @@ class Slots:
         self.grows = policy.device.type == "cpu" and not self.strides  # keys and values, see `KeyValues`
         self._position = _position_bytes(probed, grows=self.grows)
         self.share = _agrees(policy, plain)
-        lean = LeanDecoder(policy.model) if self.share and LeanDecoder.takes(policy.model) else None
-        self.lean = lean if lean is not None and _agrees(policy, plain, lean) else None  # the decoder to use
+        # the decoder to use, if not the model's
+        self.lean = _lean(policy, plain) if self.share and LeanDecoder.takes(policy.model) else None
 
     def capacity(self, count: int, prompts: int, prompt: int, own: int) -> tuple[int, int]:
         """Rows and places for so many sequences behind so many prompts, of at most that many positions each."""
@@ -90,6 +94,25 @@ def _probe(policy: Policy, *, share: bool, lean: LeanDecoder | None = None) -> t
     behind, positions = first + PROBED, PROBED + 1
     cache.decode(first if share else behind, 1 if share else positions, Grid.of([0], 1, device), behind, PROBED)
     return run(policy, cache, tokens[:, -1:], behind[:, None], cache.mask, lean), cache
+
+
+def _lean(policy: Policy, plain: Tensor) -> LeanDecoder | None:
+    """A decoder of the model's own results; on CUDA with kernels for its attention, if they can be had there."""
+    if policy.device.type == "cuda":
+        try:
+            from rl.model import kernels
+
+            lean = LeanDecoder(policy.model, kernels)
+            if _agrees(policy, plain, lean):
+                return lean
+            why = "their results are others"
+        except Exception as error:  # no Triton, no compiler of C that it needs, a device that it does not know
+            if is_out_of_memory(error):
+                raise
+            why = reason(error)
+        logger.warning("decoding is slower than it could be here: no kernels for its attention, because %s", why)
+    lean = LeanDecoder(policy.model)
+    return lean if _agrees(policy, plain, lean) else None
 
 
 def _agrees(policy: Policy, plain: Tensor, lean: LeanDecoder | None = None) -> bool:

@@ -2,7 +2,8 @@
 
 A stride gives each row up to STRIDE tokens before anybody looks which rows are over, so that nobody waits for the
 device at each token. Rows and prompts are counted in powers of two, positions more finely: those that
-nobody uses are computed and dropped, as is what a row would draw behind its end.
+nobody uses are computed and dropped, as is what a row would draw behind its end. Kernels that read only the keys that
+are seen take all positions in one shape.
 
 Legend: B rows of a shape, M places (prompts), C rows of the place with most.
 """
@@ -145,7 +146,7 @@ class Strides:
             _rounded(len(draws), len(self._limits)),
             _rounded(len(schedule.places), len(rows.prompt_lengths)),
             _rounded(columns_of(schedule.place_of), len(self._limits)),
-            _rounded(max(FEWEST, positions), room, finely=True),
+            room if rows.reads_what_is_seen else _rounded(max(FEWEST, positions), room, finely=True),
             any(draw.noise is not None for draw in draws),
             any(draw.noise is None for draw in draws),
         )

@@ -1,10 +1,11 @@
 """What a CUDA device does with the shape of Qwen3-0.6B, in one process and a few minutes: a line for each figure.
 
-    python -m tests.bench.cuda [--parts update,generate] [--layers 28]
+    python -m tests.bench.cuda [--parts update,methods,lora,generate] [--layers 28]
 
 `update`: seconds of updates of 8 completions a prompt, of several lengths, by masks of whole rows and in blocks; each
-length twice, as the first one may compile. `generate`: 64 prompts x 8 completions x 512 tokens, twice, and how long a
-step of each shape takes as it is replayed, apart from what it takes to capture it.
+length twice, as the first one may compile. `methods`: those of `rlvf bench update` at 16,384 positions.
+`lora`: updates of adapters of rank 16 on the shape of Qwen3-4B. `generate`: 64 prompts x 8 completions x 512 tokens,
+twice, and how long a step of each shape takes as it is replayed, apart from what it takes to capture it.
 """
 
 import argparse
@@ -12,15 +13,22 @@ import gc
 import json
 import time
 from collections import defaultdict
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from flows.benches.qwen import VOCABULARY, random_qwen
-from flows.benches.update import learner_of, random_batch
+from flows.benches.update import learner_of, measure, random_batch
+from rl.config import PolicyConfig
 from rl.learning import passes
 from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.learner import Learner
+from rl.learning.optimizer_config import OptimizerConfig
+from rl.loading.policy import freeze
+from rl.lora_config import LoraConfig
 from rl.model.policy import Policy
 from rl.model.tiny import build_tokenizer
 from rl.sampling.engine import complete
@@ -63,6 +71,43 @@ def update(layers: int) -> None:
         torch.cuda.empty_cache()
 
 
+def methods(layers: int) -> None:
+    for method in ("full", "lora", "direct"):
+        said(part="methods", **asdict(measure(16384, method, layers, VOCABULARY)))
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def lora(layers: int) -> None:
+    """Of 36 layers, or fewer where fewer than 28 are asked for."""
+    with CUDA:
+        model = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=VOCABULARY,
+                hidden_size=2560,
+                intermediate_size=9728,
+                num_hidden_layers=36 if layers == 28 else layers,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+                head_dim=128,
+                tie_word_embeddings=True,
+            )
+        )
+    model.to(torch.bfloat16)
+    base = freeze(model, "", PolicyConfig(lora=LoraConfig(rank=16)), torch.bfloat16, None, master=True)
+    policy = Policy(model, build_tokenizer(), CUDA, torch.bfloat16, base)
+    learner = Learner(policy, OptimizerConfig(lr=1e-6, warmup_steps=0))
+    batch = random_batch(8, 8, PROMPT, 256, VOCABULARY)
+    for _ in range(3):
+        torch.cuda.reset_peak_memory_stats()
+        began = clock()
+        learner.update(batch, AlgorithmSpec(), 1.0)
+        seconds, peak = clock() - began, torch.cuda.max_memory_allocated() / 1e9
+        speed, by = batch.rollouts.generated_tokens / seconds, str(learner.accumulation.passes)
+        parameters = sum(each.numel() for each in model.parameters())
+        said(part="lora", parameters=parameters, tokens_per_second=speed, peak_gb=peak, passes=by)
+
+
 def generate(layers: int) -> None:
     policy = Policy(random_qwen(CUDA, torch.bfloat16, layers), build_tokenizer(), CUDA, torch.bfloat16)
     draws = np.random.default_rng(0)
@@ -92,12 +137,12 @@ def generate(layers: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="update,generate")
+    parser.add_argument("--parts", default="update,methods,lora,generate")
     parser.add_argument("--layers", type=int, default=28)
     given = parser.parse_args()
     said(device=torch.cuda.get_device_name(), torch=torch.__version__)
     for part in given.parts.split(","):
-        {"update": update, "generate": generate}[part](given.layers)
+        {"update": update, "methods": methods, "lora": lora, "generate": generate}[part](given.layers)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """On a CUDA device the sampler's captured graphs, the learner's attention in blocks and its 16-bit head compute what a
 CPU computes."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -60,13 +61,29 @@ def drawn_by(policy: Policy, *, strides: bool, most: int | None = None) -> tuple
     return engine, draws
 
 
+def has_kernels(slots: Slots) -> bool:
+    return slots.lean is not None and slots.lean.kernels is not None
+
+
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "gemma2"])
 def test_graphs_draw_the_tokens_that_a_cpu_draws(name: str, make_policy: Make, on_cuda: Make) -> None:
     _, expected = drawn_by(make_policy(name, eager=4.0), strides=False)
     for most in (None, 6):
         engine, found = drawn_by(on_cuda(name, eager=4.0), strides=True, most=most)
         assert engine.slots.graphs, "captured"
+        assert name not in ("qwen3", "llama") or has_kernels(engine.slots)
         check_same(found, expected)
+
+
+def test_without_a_compiler_attention_is_in_tensors_and_it_is_said(
+    on_cuda: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "rl.model.kernels", None)
+    monkeypatch.delattr("rl.model.kernels", raising=False)
+    slots = Slots(on_cuda())
+    assert slots.lean is not None
+    assert not has_kernels(slots)
+    assert "no kernels for its attention, because" in caplog.text
 
 
 def test_the_weights_of_a_graph_are_those_that_are_written_meanwhile(make_policy: Make, on_cuda: Make) -> None:
