@@ -1,7 +1,7 @@
 """Audits: another generator scores some leases again, at the version that sampled them; where the two disagree, the
 trainer's worker says which of them is wrong."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
@@ -70,20 +70,22 @@ class Audits:
             collection.audited(Audited(maker))  # all others go on with that, and none goes back
             return
         _, place = draws(self.generator.seed, collection.step, lease.groups.start)
-        for auditor, scored in self._scored(dispatch, version, rollouts, worker, place):
-            kl = divergence(rollouts.logprobs, scored.logprobs, tokens)
-            wrong = ""
-            if kl > self.config.bound:
-                step = collection.step + 1
-                said = f"a lease of step {step}: {kl:.3g} nats per token, {self.config.bound:g} are allowed"
-                wrong = self._wrong(dispatch, version, rollouts, tokens, (worker, auditor), scored, said)
-                if wrong == "maker":
-                    collection.found_wrong(lease)
-            else:
-                self._agree(dispatch, collection, lease, made, auditor)
-            collection.audited(Audited(maker, Maker(auditor.name, scored.dtype), kl, wrong))
+        found = self._scored(dispatch, version, rollouts, worker, place)
+        if found is None:
+            collection.audited(Audited(maker))
             return
-        collection.audited(Audited(maker))
+        auditor, scored = found
+        kl = divergence(rollouts.logprobs, scored.logprobs, tokens)
+        wrong = ""
+        if kl > self.config.bound:
+            step = collection.step + 1
+            said = f"a lease of step {step}: {kl:.3g} nats per token, {self.config.bound:g} are allowed"
+            wrong = self._wrong(dispatch, version, rollouts, tokens, (worker, auditor), scored, said)
+            if wrong == "maker":
+                collection.found_wrong(lease)
+        else:
+            self._agree(dispatch, collection, lease, made, auditor)
+        collection.audited(Audited(maker, Maker(auditor.name, scored.dtype), kl, wrong))
 
     def _agree(self, dispatch: Dispatch, collection: Collection, lease: Lease, made: Slice, auditor: Offer) -> None:
         """Two workers agree. Of two that were found wrong before, that says nothing: what is wrong may be the same."""
@@ -96,9 +98,9 @@ class Audits:
 
     def _scored(
         self, dispatch: Dispatch, version: PolicyVersion, rollouts: Rollouts, maker: Offer, place: float
-    ) -> Iterator[tuple[Offer, AuditScores]]:
-        """What each of the other generators makes of these rollouts, those first that nothing is known against, from
-        this `place` among them on. Those that have a later version by now are left out, and those that fail."""
+    ) -> tuple[Offer, AuditScores] | None:
+        """What another generator makes of these rollouts: the first from this `place` among them on, before those that
+        something is known against. One that has a later version by now is passed over, as is one that fails."""
         others = [offer for offer in _auditors(dispatch) if offer.address != maker.address]
         first = int(place * len(others))
         for auditor in sorted([*others[first:], *others[:first]], key=dispatch.exclusions.is_watched):
@@ -117,7 +119,8 @@ class Audits:
             if why := refused_audit(found, rollouts):
                 dispatch.exclusions.refuse(AUDIT.name, auditor, why)
                 continue
-            yield auditor, found
+            return auditor, found
+        return None
 
     def _wrong(
         self,

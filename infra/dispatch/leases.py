@@ -228,7 +228,7 @@ class LeaseQueue:
 
     def _hand_out(self) -> None:
         workers, quiet, now = self._crew.capable, self._crew.quiet, time.monotonic()
-        self._schedule.patience = self._calls.took.patience
+        self._schedule.lateness.patience = self._calls.took.patience
         for assigned in self._schedule.hand_out(list(workers), now, self._calls.silent, quiet):
             batch = self._batches.get(assigned.item.batch)
             if batch is None:

@@ -16,14 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from math import ceil
 
-from infra.dispatch.durations import Durations, late_after
 from infra.dispatch.items import Assignment, Assignments, Item
-from infra.dispatch.lease_config import PATIENCE
+from infra.dispatch.lateness import Lateness
 from infra.dispatch.shares import Free, is_sooner, share
 from infra.dispatch.speeds import Cost, Made, Speeds
 
-QUIET_SHARE = 0.2  # of the least seconds, for a worker that gives no sign of life
-LOOK_SECONDS = 0.5  # between two looks at all assignments for late ones
 OVERDUE = 1.5  # times its expected time, after which nobody counts on a worker
 Costs = Mapping[str, Cost]  # by worker
 Queued = tuple[tuple[int, ...], int]  # the order and the number of a batch
@@ -32,29 +29,21 @@ Queued = tuple[tuple[int, ...], int]  # the order and the number of a batch
 class Schedule:
     """Every item: waiting, held by workers, or done."""
 
-    def __init__(
-        self, late_after: float, patience: float = PATIENCE, *, cut: Callable[[Item, int], Item] | None = None
-    ) -> None:
-        """`late_after`: no assignment is late before so many seconds, nor before a fifth of them on a worker that gives
-        no sign of life; `patience`: times its expected time after which it is; `cut(item, units)`: leaves an item its
-        first so many units, and returns a new one with the others."""
-        self.late_after = late_after
-        self.patience = patience
+    def __init__(self, late_after: float, *, cut: Callable[[Item, int], Item] | None = None) -> None:
+        """`late_after`: the least of `Lateness`; `cut(item, units)`: leaves an item its first so many units, and
+        returns a new one with the others."""
         self.speeds = Speeds()
         self.deaths: Counter[Item] = Counter()
         self.failed: defaultdict[Item, set[str]] = defaultdict(set)  # workers on which it raised
         self._waiting: list[Item] = []  # a heap
         self._open: set[Item] = set()  # not done
         self._out = Assignments()
-        self._late: list[Item] = []  # those that were late at the last look
-        self._looked: tuple[float, frozenset[str]] | None = None  # when that was, and who was quiet
-        self._took = Durations()  # by worker
+        self.lateness = Lateness(self._out, self.speeds, late_after)
         self._idle_since: dict[str, float] = {}  # by worker
         self._declined: dict[str, float] = {}  # since when an idle worker leaves what waits to others
         self._tried: Counter[str] = Counter()  # how often it was given something all the same
         self._cut = cut
         self._made: dict[Item, Made] = {}  # of items that go on, so far; by their first slice
-        self._took_late: dict[str, float] = {}  # seconds of a late assignment: all that is known of some workers
 
     @property
     def assignments(self) -> list[Assignment]:
@@ -63,9 +52,9 @@ class Schedule:
 
     def keep(self, workers: Collection[str]) -> None:
         """Forget what is known of all other workers: one that was started again has another address."""
-        self._took.keep(workers)
+        self.lateness.keep(workers)
         self.speeds.keep(workers)
-        for known in (self._idle_since, self._took_late, self._declined, self._tried):
+        for known in (self._idle_since, self._declined, self._tried):
             for gone in known.keys() - workers:
                 del known[gone]
 
@@ -201,41 +190,16 @@ class Schedule:
         return any(other not in tried for other in workers)
 
     def _overdue(self, now: float, quiet: Collection[str]) -> list[Item]:
-        """Items all of whose assignments are late; one that has become so is noticed within LOOK_SECONDS."""
-
-        def is_late(item: Item) -> bool:
-            at = self._out.of(item)
-            return bool(at) and all(
-                each.waited(now) > self.limit(each.worker, item.units, quiet=each.worker in quiet) for each in at
-            )
-
-        looked, quiet = self._looked, frozenset(quiet)
-        if looked is None or looked[1] != quiet or not 0 <= now - looked[0] < LOOK_SECONDS:
-            self._looked = now, quiet
-            self._late = [item for item in self._out.items() if item in self._open and is_late(item)]
-            return self._late
-        return [item for item in self._late if item in self._open and is_late(item)]
+        """Items that wait for nobody but late workers."""
+        return [item for item in self.lateness.overdue(now, quiet) if item in self._open]
 
     def late(self, copy: Assignment) -> list[Assignment]:
         """The late assignments of this one's item."""
         return [other for other in self._out.of(copy.item) if other.late]
 
-    def limit(self, worker: str, units: int = 1, *, quiet: bool = False) -> float:
-        """Seconds after which an assignment of this worker is late: by its own, a late one of its, all workers'; and by
-        what so many units should take it."""
-        longest = self._took.longest(worker)
-        if longest is None:
-            longest = self._took_late.get(worker, self._took.longest())
-        if units > 1 and longest is not None and (cost := self.speeds.cost(worker)) is not None:
-            longest = max(longest, cost.seconds(units))
-        return late_after(longest, self.late_after * (QUIET_SHARE if quiet else 1), self.patience)
-
     def finished(self, assigned: Assignment, now: float) -> None:
         """The assignment's worker has done it, and may have the next one."""
-        if assigned.late:
-            self._took_late[assigned.worker] = now - assigned.since
-        else:
-            self._took.add(assigned.worker, now - assigned.since)
+        self.lateness.add(assigned, now - assigned.since)
         assigned.finished, assigned.late = now, False
         self._out.answered(assigned)
         self._idle_since[assigned.worker] = now

@@ -205,7 +205,7 @@ def test_a_worker_that_stopped_is_not_waited_for(client: Client, tmp_path: Path)
         other = "generator-1" if name == "generator-0" else "generator-0"
         os.kill(pid, signal.SIGSTOP)
         try:
-            dispatch._queues["generate"]._schedule.late_after = 10.0  # not before: the other would have it by now
+            dispatch._queues["generate"]._schedule.lateness.least = 10.0  # not before: the other would have it by now
             stopped = time.monotonic()
             (tmp_path / "go").touch()
             assert next(leases) == (5, other)
@@ -270,7 +270,7 @@ def test_the_copy_of_a_late_lease_is_made_of_what_it_was_handed_and_so_is_the_la
             first = pool.submit(next, leases)
             (held,) = until(lambda: list(tmp_path.glob("7-*")))
             items.newest = 8
-            dispatch._queues["generate"]._schedule.late_after = 0.1
+            dispatch._queues["generate"]._schedule.lateness.least = 0.1
             index, (version, name) = first.result(60)
         assert (index, version) == (0, 8)
         assert held.name != f"7-{name}"

@@ -277,9 +277,9 @@ def test_nothing_is_kept_of_workers_that_are_gone_or_of_batches_that_are_done() 
                 schedule.finished(lease, batch + 100)
                 schedule.done(lease)
         schedule.keep({f"a{batch}", f"b{batch}"})
-        assert schedule.limit(f"b{batch - 1}") == schedule.limit(f"a{batch}")  # by what all took
+        assert schedule.lateness.limit(f"b{batch - 1}") == schedule.lateness.limit(f"a{batch}")  # by what all took
         schedule.withdraw(batch)
     assert not schedule.deaths
-    assert schedule.limit("b2") == 100 * PATIENCE
+    assert schedule.lateness.limit("b2") == 100 * PATIENCE
     schedule.keep(())
-    assert schedule.limit("b2") == UNMEASURED_SECONDS * PATIENCE
+    assert schedule.lateness.limit("b2") == UNMEASURED_SECONDS * PATIENCE

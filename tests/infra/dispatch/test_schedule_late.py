@@ -10,7 +10,7 @@ from tests.infra.dispatch.test_schedule import items, names
 
 def test_late_is_what_takes_a_multiple_of_a_worker_s_own_longest() -> None:
     schedule = Schedule(2)
-    assert schedule.limit("a") == PATIENCE * UNMEASURED_SECONDS
+    assert schedule.lateness.limit("a") == PATIENCE * UNMEASURED_SECONDS
     schedule.add(items(0, (0,), 5))
     now = 0.0
     for seconds in (1, 4, 2):
@@ -18,18 +18,21 @@ def test_late_is_what_takes_a_multiple_of_a_worker_s_own_longest() -> None:
         now += seconds
         schedule.finished(lease, now)
         schedule.done(lease)
-    assert schedule.limit("a") == schedule.limit("b") == 4 * PATIENCE  # b: nothing is known of its own
+    assert (
+        schedule.lateness.limit("a") == schedule.lateness.limit("b") == 4 * PATIENCE
+    )  # b: nothing is known of its own
     (slow,) = schedule.hand_out(["b"], now)
     (_,) = schedule.hand_out(["a"], now)
     now += 4 * PATIENCE + 1
     schedule.finished(slow, now)
-    assert schedule.limit("b") == PATIENCE * (4 * PATIENCE + 1)  # a slow machine is no stopped one
-    assert Schedule(100).limit("a") == 100
+    assert schedule.lateness.limit("b") == PATIENCE * (4 * PATIENCE + 1)  # a slow machine is no stopped one
+    assert Schedule(100).lateness.limit("a") == 100
 
 
 def measured(patience: float = PATIENCE) -> Schedule:
     """One in which a and b have done a lease of a second each."""
-    schedule = Schedule(10, patience)
+    schedule = Schedule(10)
+    schedule.lateness.patience = patience
     schedule.add(items(0, (0,), 2))
     for lease in schedule.hand_out(["a", "b"], -1):
         schedule.finished(lease, 0)
@@ -42,8 +45,8 @@ def test_a_lease_is_late_after_a_multiple_of_its_time_but_for_a_least(
     patience: float, answers: float, quiet: float
 ) -> None:
     schedule = measured(patience)
-    assert schedule.limit("a") == answers
-    assert schedule.limit("a", quiet=True) == quiet
+    assert schedule.lateness.limit("a") == answers
+    assert schedule.lateness.limit("a", quiet=True) == quiet
 
 
 def test_what_a_worker_without_a_sign_of_life_has_goes_to_another_and_it_is_one_like_the_others_when_it_answers() -> (
@@ -62,7 +65,7 @@ def test_what_a_worker_without_a_sign_of_life_has_goes_to_another_and_it_is_one_
     assert schedule.done(stopped) == (False, [])  # what it brings counts no more
     schedule.add(items(2, (2,), 1))
     assert names(schedule.hand_out(["a"], 500)) == [("a", (2,), 0)]
-    assert schedule.limit("a") == 10  # nor is it expected to take as long again
+    assert schedule.lateness.limit("a") == 10  # nor is it expected to take as long again
 
 
 def test_a_worker_without_a_sign_of_life_gets_nothing_unless_it_is_alone() -> None:
