@@ -56,11 +56,13 @@ class Fault:
     lacks: Callable[[], str] = lambda: ""  # what this machine lacks for it
 
 
-def kill_worker(name: str, call: str, accident: Accident) -> None:
-    """kill -9 while a call is on it."""
+def kill_worker(
+    name: str, call: str, accident: Accident, *, before: Callable[[Accident], object] = lambda _: None
+) -> None:
+    """kill -9 while a call is on it; it stands still while `before` is called."""
     stage = accident.stage
     address, _ = stage.worker(name)
-    kill_in_call(stage, name, call, accident.run, AFTER)
+    kill_in_call(stage, name, call, accident.run, AFTER, partial(before, accident))
     accident.now()
 
     def is_back() -> bool:
@@ -69,6 +71,16 @@ def kill_worker(name: str, call: str, accident: Accident) -> None:
         return False
 
     accident.until_back(is_back)
+
+
+def damage_weights(accident: Accident) -> None:
+    """A bit of each file of weights that is published."""
+    files = [file for file in (accident.run / "weights").glob("v*/*") if file.suffix != ".json"]
+    assert files
+    for file in files:
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
 
 
 def kill_service(name: str, accident: Accident) -> None:
@@ -205,6 +217,9 @@ FAULTS: Mapping[str, Fault] = {
     "MLflow's server is killed": Fault(partial(kill_service, "mlflow")),
     "the flow is killed, and resumed": Fault(kill_flow, ends=True),
     "`rlvf up` is killed, and given again": Fault(kill_up),
+    "all weights that are published are damaged, and a generator is killed": Fault(
+        partial(kill_worker, "g0-generator", "generate", before=damage_weights)
+    ),
     "a generator stops until the end": Fault(partial(stop_worker, "g0-generator", PATIENCE)),
     f"a generator sleeps through {VERSIONS} versions": Fault(partial(sleep_through, "g0-generator")),
     f"the trainer stops for {AWAY:.0f} s": Fault(partial(stop_worker, "t-trainer", AWAY)),
