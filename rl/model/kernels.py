@@ -76,7 +76,9 @@ def attend(
     )
     found = query.new_empty(rows, heads * D)
     queries = max(LEAST, triton.next_power_of_2(sizes["R"]))
-    _to_own[rows, K](scaled, *own, positions, shared.at, *so_far, found, **sizes, QUERIES=queries)
+    _to_own[rows, K](
+        *(scaled, *own, positions, shared.at), *(at_points, points, *so_far, found), **sizes, QUERIES=queries
+    )
     return found
 
 
@@ -229,6 +231,8 @@ def _to_own(
     values,
     positions,
     at,
+    rows,
+    points,
     found,
     most,
     total,
@@ -251,9 +255,12 @@ def _to_own(
     inside = known[:, None] & (lane < D)[None, :]
     of_head = (row * K + head) * positions * D
     of_row = tl.load(scaled + where, mask=inside, other=0.0)
-    so_far = tl.load(found + where, mask=inside, other=0.0)
-    largest = tl.load(most + query, mask=known, other=0.0)
-    weight = tl.load(total + query, mask=known, other=0.0)
+    # what a row at no point, which nobody uses, has found so far was never written
+    at_point = tl.load(rows + tl.load(points + row + 0 * index))
+    behind = known & (at_point == row)
+    so_far = tl.load(found + where, mask=inside & behind[:, None], other=0.0)
+    largest = tl.load(most + query, mask=behind, other=float("-inf"))
+    weight = tl.load(total + query, mask=behind, other=0.0)
     length = tl.load(at + row) + 1
     sums, _, weight = _seen(of_row, keys + of_head, values + of_head, length, so_far, largest, weight, D, SIZE, STEP)
     tl.store(out + where, sums / weight[:, None], mask=inside)

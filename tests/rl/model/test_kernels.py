@@ -4,14 +4,16 @@ keys of its prompt and its own, computed one row at a time in float64."""
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from rl.model.attention import Grid, laid_out
+from rl.model.attention import Grid, columns_of, laid_out
 from rl.sampling.cache import SlotCache
 
 INTERPRETED = Path(sys.prefix, "interpreted")  # where `make system-tests-packages` puts Triton
@@ -20,60 +22,78 @@ pytestmark = pytest.mark.skipif(
 )
 CUDA = torch.cuda.is_available()
 HERE = torch.device("cuda" if CUDA else "cpu")
-PLACES, ROOM, LONGEST = [0, 1, 0, 1, 1], 40, 37  # of rows; own positions, and those of a prompt
-LENGTHS, AT = [37, 1], [0, 15, 16, 39, 3]
+ROOM, LONGEST = 40, 37  # own positions, and those of a prompt
+LENGTHS = [37, 1]
+FEW = [0, 1, 0, 1, 1]  # places of rows: one has fewer than there are columns
+MANY = [1] * 33  # 66 queries of two heads, more than a program takes
 EPSILON, SCALING = 1e-6, 0.3
 
 
-@pytest.mark.parametrize(("size", "heads", "keys"), [(16, 4, 2), (24, 7, 1)])
-def test_attention_is_that_of_each_row_alone(size: int, heads: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("places", "size", "heads", "keys"), [("FEW", 16, 4, 2), ("FEW", 24, 7, 1), ("MANY", 16, 2, 1)]
+)
+def test_attention_is_that_of_each_row_alone(
+    places: str, size: int, heads: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if CUDA:
         from rl.model import kernels
 
         monkeypatch.setattr(kernels, "TILE", 1)
-        check(size, heads, keys)
+        check({"FEW": FEW, "MANY": MANY}[places], size, heads, keys)
         return
     # Triton is to know when it is imported that it interprets
     lines = [
         "from rl.model import kernels",
-        f"from {__spec__.name} import check",
+        f"from {__spec__.name} import check, {places}",
         "kernels.TILE = 1",  # the fewest keys at a time, so that there are several times
-        f"check({size}, {heads}, {keys})",
+        f"check({places}, {size}, {heads}, {keys})",
     ]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(INTERPRETED)}
     subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=Path(__file__).parents[3], env=environment, check=True)
 
 
-def check(size: int, heads: int, keys: int) -> None:
-    """With weights for the norms of heads, and without."""
-    for normed in (True, False):
-        check_one(size, heads, keys, normed=normed)
+def check(places: Sequence[int], size: int, heads: int, keys: int) -> None:
+    """With weights for the norms of heads, and without, where memory that is taken holds what it likes."""
+    take = torch.Tensor.new_empty
+
+    def taken(*given: Any, **named: Any) -> Tensor:
+        found = take(*given, **named)
+        return found.fill_(torch.nan) if found.is_floating_point() else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", taken)
+        for normed in (True, False):
+            check_one(places, size, heads, keys, normed=normed)
 
 
-def check_one(size: int, heads: int, keys: int, *, normed: bool) -> None:
+def check_one(places: Sequence[int], size: int, heads: int, keys: int, *, normed: bool) -> None:
     from rl.model import kernels
 
     torch.manual_seed(0)
-    cache = SlotCache(8, 4, ROOM, LONGEST, share=True, grows=False)
-    drawn = [torch.randn(count, keys, length, size, device=HERE) for count, length in ((4, LONGEST), (8, ROOM))]
+    there, rows = len(places), len(places) + 3
+    cache = SlotCache(rows, 4, ROOM, LONGEST, share=True, grows=False)
+    drawn = [torch.randn(count, keys, length, size, device=HERE) for count, length in ((4, LONGEST), (rows, ROOM))]
     cache.prompts_kept.layers[0] = drawn[0], drawn[0].flip(2).clone()
     cache.rows.layers[0] = drawn[1], drawn[1].flip(2).clone()
     before = [each.clone() for each in cache.rows.layers[0]]
-    # more rows and places than there are, as in a step of a fixed shape; three columns, of which one place uses two
-    at = torch.tensor([*AT, 7], device=HERE)
-    at_points, points = (torch.tensor(each, device=HERE) for each in laid_out(PLACES, 4, 3))
-    lengths = torch.tensor([*LENGTHS, 5, 0], device=HERE)
-    cache.decode(at, ROOM, Grid(4, 3, at_points, torch.cat([points, points[:1]])), lengths, LONGEST)
+    # as in a step of a fixed shape: more rows, places and columns than there are
+    columns = columns_of(places) + 1
+    at = torch.tensor([(0, 15, 16, ROOM - 1, 3)[row % 5] for row in range(there + 2)], device=HERE)
+    at_points, points = laid_out(places, 4, columns)
+    grid = Grid(4, columns, *(torch.tensor(each, device=HERE) for each in (at_points, [*points, points[0], 0])))
+    cache.decode(at, ROOM, grid, torch.tensor([*LENGTHS, 5, 0], device=HERE), LONGEST)
 
-    query, key, value = (torch.randn(6, count * size, device=HERE) for count in (heads, keys, keys))
+    widths = [count * size for count in (heads, keys, keys)]
+    query, key, value = torch.randn(there + 2, sum(widths), device=HERE).split(widths, -1)  # of one matrix
     norms = torch.rand(heads + keys, size, device=HERE) + 0.5 if normed else None
-    angle = torch.rand(6, 1, size // 2, device=HERE).repeat(1, 1, 2)
+    angle = torch.rand(there + 2, 1, size // 2, device=HERE).repeat(1, 1, 2)
     sin = torch.cat([-angle.sin()[..., : size // 2], angle.sin()[..., size // 2 :]], -1)
     found = kernels.attend(query, key, value, norms, EPSILON, angle.cos(), sin, SCALING, cache, 0)
+    assert found.isfinite().all()
 
-    for row, place in enumerate(PLACES):
+    for row, place in enumerate(places):
         turned = turned_heads(query[row], key[row], norms, angle[row, 0], size)
-        own = [each[row, :, : AT[row]].double() for each in before]
+        own = [each[row, :, : at[row]].double() for each in before]
         own_keys = torch.cat([own[0], turned[heads:, None]], 1)
         own_values = torch.cat([own[1], value[row].double().view(keys, 1, size)], 1)
         prompt = [each[place, :, : LENGTHS[place]].double() for each in cache.prompts_kept.layers[0]]
@@ -81,10 +101,9 @@ def check_one(size: int, heads: int, keys: int, *, normed: bool) -> None:
         expected = scores.softmax(-1) @ torch.cat([prompt[1], own_values], 1)
         torch.testing.assert_close(found[row].double(), expected.flatten(), atol=1e-5, rtol=1e-5)
         for kept, new in zip(cache.rows.layers[0], (own_keys, own_values), strict=True):
-            torch.testing.assert_close(kept[row, :, AT[row]].double(), new[:, -1], atol=1e-5, rtol=1e-5)
-            kept[row, :, AT[row]] = 0
+            torch.testing.assert_close(kept[row, :, at[row]].double(), new[:, -1], atol=1e-5, rtol=1e-5)
     for kept, was in zip(cache.rows.layers[0], before, strict=True):  # nothing else was written to
-        for row, index in [*enumerate(AT), (5, 7)]:
+        for row, index in enumerate(at.tolist()):
             kept[row, :, index] = was[row, :, index] = 0
         assert kept.equal(was)
 
