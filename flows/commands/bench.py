@@ -148,7 +148,7 @@ def _sync(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
 def _named(given: argparse.Namespace, option: str, known: Collection[str]) -> list[str]:
     """The names that an option gives, which are to be among those known."""
     words: str = getattr(given, option)
-    names = words.split(",")
+    names = list(dict.fromkeys(words.split(",")))
     if unknown := sorted(set(names) - set(known)):
         raise ValueError(f"--{option} {words}: there is no {unknown[0]!r}; the {option} are {', '.join(known)}")
     return names

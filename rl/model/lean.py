@@ -53,6 +53,11 @@ class LeanDecoder:
         self._made_of: object = None
         self.follow()
 
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Q, K and D."""
+        return self._queries, self._keys, self._size
+
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
         """Whether it is one of the kinds above, as transformers made it: without adapters, of one type, and small or on

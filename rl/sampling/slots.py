@@ -15,6 +15,7 @@ from rl.model.policy import Policy
 from rl.model.trial import states_apart, states_tolerance
 from rl.model.unloadable import reason
 from rl.sampling.cache import Filling, SlotCache, run
+from rl.sampling.kernel_trial import refusal
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +104,10 @@ def _lean(policy: Policy, plain: Tensor) -> LeanDecoder | None:
             from rl.model import kernels
 
             lean = LeanDecoder(policy.model, kernels)
-            if _agrees(policy, plain, lean):
+            why = refusal(kernels, *lean.heads, plain.dtype, policy.device)
+            if not why and _agrees(policy, plain, lean):
                 return lean
-            why = "their results are others"
+            why = why or "with them the model's results are others"
         except Exception as error:  # no Triton, no compiler of C that it needs, a device that it does not know
             if is_out_of_memory(error):
                 raise

@@ -41,14 +41,37 @@ def test_attention_is_that_of_each_row_alone(
         monkeypatch.setattr(kernels, "TILE", 1)
         check({"FEW": FEW, "MANY": MANY}[places], size, heads, keys)
         return
-    # Triton is to know when it is imported that it interprets
+    alone(
+        [
+            "from rl.model import kernels",
+            f"from {__spec__.name} import check, {places}",
+            "kernels.TILE = 1",  # the fewest keys at a time, so that there are several times
+            f"check({places}, {size}, {heads}, {keys})",
+        ]
+    )
+
+
+def test_they_are_tried_in_all_sizes_and_what_is_wrong_is_said() -> None:
     lines = [
+        "import torch",
         "from rl.model import kernels",
-        f"from {__spec__.name} import check, {places}",
-        "kernels.TILE = 1",  # the fewest keys at a time, so that there are several times
-        f"check({places}, {size}, {heads}, {keys})",
+        "from rl.sampling.kernel_trial import refusal",
+        f"here = torch.device({HERE.type!r})",
+        "def why(dtype): return refusal(kernels, 4, 2, 16, dtype, here)",
+        "assert not why(torch.float32), why(torch.float32)",
+        "assert 'not for torch.float64' in why(torch.float64)",
+        "right = kernels.attend",
+        "kernels.attend = lambda query, key, value, *others: right(query, key, key, *others)",
+        "assert 'their results are others' in why(torch.float32)",
     ]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(INTERPRETED)}
+    alone(lines)
+
+
+def alone(lines: Sequence[str]) -> None:
+    """In a process that interprets kernels where there is no GPU: Triton is to know it when it is imported."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if not CUDA:
+        environment |= {"TRITON_INTERPRET": "1", "PYTHONPATH": str(INTERPRETED)}
     subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=Path(__file__).parents[3], env=environment, check=True)
 
 
