@@ -221,7 +221,7 @@ def effort(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, str
             yield f"{what}/s", f"{paces[len(paces) // 2]:.0f}", "median step"
     lost = record.about.get("lost") or {}
     by_call = ", ".join(f"{count} × {call}" for call, count in lost.items())
-    yield "lost calls", str(sum(lost.values())), by_call or "no worker died"
+    yield "lost calls", str(sum(lost.values())), by_call or "none died with its worker"
 
 
 def lines(

@@ -37,6 +37,8 @@ def line_picture(path: Path, curves: Mapping[str, Curve], *, title: str, unit: s
         steps = [sum(group) / len(group) for group in groups]
         dot = "." if len(steps) < 20 else None
         axes.plot(steps, _means(curve, groups), color=SEEDS[at % len(SEEDS)], linewidth=1.8, marker=dot, label=name)
+    if len(drawn := {step for curve in curves.values() for step in curve}) == 1:
+        axes.set_xlim(0, max((1, *drawn)))  # else its ticks are parts of a step
     axes.set_ylabel(unit, color=INK)
     known = [value for curve in curves.values() for value in curve.values() if math.isfinite(value)]
     if share:

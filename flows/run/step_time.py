@@ -23,6 +23,7 @@ class StepTime:
         self.spent: dict[str, float] = defaultdict(float)  # seconds by stage
         self._began = time.perf_counter()
         self._updating = self._began, self._began
+        self._sampled = 0.0  # seconds of generators that no step has counted
 
     def begin(self) -> None:
         """The first step begins now."""
@@ -43,6 +44,16 @@ class StepTime:
             self.spent[stage] += ended - began
             if stage == UPDATE:
                 self._updating = began, ended
+
+    def sampling(self, spans: Iterable[Span], room: float) -> float:
+        """The share of `room`, the seconds that all generators had in a step, in which they sampled: by the leases that
+        came back in it. Of one that began before there may be more than that; the next step counts the rest."""
+        self._sampled += sum(
+            span.end - span.start - span.loading for span in spans if span.call == "generate" and not span.lost
+        )
+        counted = min(self._sampled, room)
+        self._sampled -= counted
+        return counted / room
 
     def end(self) -> "TimedStep":
         """The step is done: the next one begins now, with no time spent."""

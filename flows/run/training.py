@@ -115,7 +115,7 @@ class Training:
             )
             self._hold = stack.enter_context(Hold(self.run, self.workplace))
             (bring_record if self.run.resumed else begin_record)(self.run.uri, self._folder)
-            self._signals = stack.enter_context(answered_by(self.workplace.dispatch.stop))
+            self._signals = stack.enter_context(answered_by(self._stop))
             self._check_policy()  # with the training lock: the trainer may have been another run's until now
             settings = self.config.model_dump(mode="json")
             tracking = tracker_of(self.run, self.workplace.home, self.problems.name, settings, self._hold.check)
@@ -136,6 +136,10 @@ class Training:
             self._limit = RunningLimit(self.graph, self.config.staleness, machines, cut=cut)
             self._stack = stack.pop_all()
         return self
+
+    def _stop(self) -> None:
+        self.workplace.display.say("ending; what is under way is given up, and what was logged brought to MLflow")
+        self.workplace.dispatch.stop()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -243,7 +247,7 @@ class Training:
             **step.figures(spans),
             "perf/rollouts_per_second": pace,
             "perf/generated_tokens_per_second": batch.tokens / step.seconds,
-            "perf/generator_busy": batch.generator_seconds / step.seconds / max(1, self.generators),
+            "perf/generator_busy": self._time.sampling(spans, step.seconds * max(1, self.generators)),
             **weights_read(spans),
         }
         self.tracker.log(learned.step, figures)

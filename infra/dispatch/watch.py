@@ -72,19 +72,20 @@ class Watch:
             where = self._where()
         except (OSError, RuntimeError) as error:  # a TimeoutError too; the client is being closed
             return f"the Dask scheduler, which does not answer ({error})"
-        found: dict[str, list[str]] = defaultdict(list)
+        waiting: dict[str, dict[str, str]] = defaultdict(dict)  # by call, then by worker: one that has several, once
         for key, call in sorted(awaited.items(), key=lambda item: item[1].since):
             address = where.get(key) or call.worker
             offer = None if address is None else there.get(address)
             name = address or "a worker" if offer is None else _name(offer)
             why = f", waits for the storage: {offer.waits}" if offer is not None and offer.waits else ""
-            found[call.name].append(f"{name} ({now - call.since:.0f} s{why})")
+            waiting[call.name].setdefault(name, f"{name} ({now - call.since:.0f} s{why})")
         for name, since in lacking.items():
             tags = " and ".join(self._calls.placement.tags(name))
-            found[name].append(f"a worker that offers {tags} ({now - since:.0f} s)")
+            waiting[name][tags] = f"a worker that offers {tags} ({now - since:.0f} s)"
         return "; ".join(
-            f"{call} on {', '.join(on[:NAMED])}" + (f" and {len(on) - NAMED} more" if len(on) > NAMED else "")
-            for call, on in found.items()
+            f"{call} on {', '.join([*on.values()][:NAMED])}"
+            + (f" and {len(on) - NAMED} more" if len(on) > NAMED else "")
+            for call, on in waiting.items()
         )
 
     def _where(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ def guard(client: SyncPrefectClient, serves: Serves) -> None:
         # Who is asked after the connection is there: whoever took the port before holds it still, and cannot answer.
         if event == CONNECTED and not serves(now=True):
             info["return_value"].close()
-            raise httpx.ConnectError("another server than the one meant answers there")
+            raise httpx.ConnectError("it is busy, or another server than the one meant answers there")
 
     def hook(request: httpx.Request) -> None:
         request.extensions["trace"] = trace

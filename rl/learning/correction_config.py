@@ -87,7 +87,8 @@ class CorrectionConfig(BaseModel):
         """Why it does not go with an algorithm of that name, whose ratio is to the policy `proximal`; "" where it does:
         what moves too far from mu is left out once."""
         if self.masks and type(algorithm).token_mask is not Algorithm.token_mask:
-            return f"{name} leaves tokens out by their ratio to mu itself, and {self.kind} would do it again"
+            again = f"leaves tokens out by their ratio to mu itself, and {self.kind} would do it again"
+            return f"{name} {again}; leave algorithm.correction out"
         if self.kind == "divergence" and algorithm.trust_region and proximal == "behaviour":
             return (
                 f"divergence stands in place of a clip, and {name} clips the same ratio to mu; take cispo or "

@@ -96,8 +96,9 @@ def _json_lines(text: Sequence[str], name: str) -> list[Row]:
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
-            deep = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
-            reason = getattr(error, "msg", deep)
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
+            if isinstance(error, json.JSONDecodeError):
+                reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
             raise ProblemError(f"{name}: line {number}: not JSON: {reason}; one object a line is read") from error
         if not isinstance(fields, dict):
             raise ProblemError(

@@ -41,7 +41,6 @@ class RolloutBatch:
     reasons: dict[str, int]  # completions by reason
     tokens: int  # generated; observations are none
     truncated: float  # share of completions cut at the token limit
-    generator_seconds: float  # of all leases together
     everything: Batch  # all groups generated, in order of admission
     samples: tuple[dict[str, str | float], ...]  # a few rows for people
     refused: int = 0  # leases that came back as what was not asked for, and were done again
@@ -75,7 +74,6 @@ class RolloutBatch:
             reasons=dict(Counter(reason for row in everything.reasons for reason in row)),
             tokens=rollouts.generated_tokens,
             truncated=float(1 - rollouts.ended.mean()),
-            generator_seconds=rollouts.seconds,
             everything=everything,
             samples=tuple(
                 {

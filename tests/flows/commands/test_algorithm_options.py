@@ -68,7 +68,8 @@ def having(option: str) -> str:
         ),
         (
             "--algorithm m2po --algorithm.correction mask",
-            "algorithm: correction: m2po leaves tokens out by their ratio to mu itself, and mask would do it again",
+            "algorithm: correction: m2po leaves tokens out by their ratio to mu itself, and mask would do it again; "
+            "leave algorithm.correction out",
         ),
         (
             "--algorithm grpo --algorithm.correction divergence",

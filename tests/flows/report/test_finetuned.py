@@ -53,7 +53,7 @@ def test_a_run_on_examples_ends_with_a_report_and_says_how_to_use_its_model(
     assert page.figures == [*charts, *MACHINES]
     assert all(address.startswith("data:") for address in page.loads)
     for words in (
-        *("finished", "14 of 14", "no worker died", "finetune.yaml", "12 held-out examples"),
+        *("finished", "14 of 14", "none died with its worker", "finetune.yaml", "12 held-out examples"),
         *(*learned, str(run / "model"), f"rlvf {method} --resume {run} --steps N", "torch"),
     ):
         assert words in page.text

@@ -46,7 +46,7 @@ def test_a_run_ends_with_a_report_that_is_whole_in_itself(lab: Any, reported: Pa
     assert page.tags.isdisjoint({"script", "iframe", "object", "embed", "base", "form"})
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
     assert "url(" not in (reported / "report.html").read_text().split("</style>")[0]
-    for word in ("finished", "3 of 3", "no worker died", "torch", "half-right", "sums.csv"):
+    for word in ("finished", "3 of 3", "none died with its worker", "torch", "half-right", "sums.csv"):
         assert word in page.text
     with Image.open(reported / "reward.png") as image:
         assert image.format == "PNG"

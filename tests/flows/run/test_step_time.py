@@ -85,3 +85,15 @@ def test_a_step_s_stages_are_its_own_and_an_evaluation_counts_towards_none(monke
     first = now.end()
     assert first == TimedStep((since + 10.5, since + 20), (since + 13, since + 18), {"rollouts": 2, "update": 5})
     assert now.end() == TimedStep((since + 20, since + 27), (since + 20, since + 20), {})
+
+
+def test_generators_sample_at_most_all_of_a_step_and_no_second_is_lost_or_counted_twice() -> None:
+    draw, time = random.Random(0), StepTime()
+    leases = [[Span("g", "generate", 0.0, draw.uniform(0, 9), loading=0.5)] * draw.randrange(4) for _ in range(200)]
+    steps = [draw.uniform(0.5, 9) for _ in leases] + [99.0] * 20
+    shares = [time.sampling(spans, room) for spans, room in zip([*leases, *([[]] * 20)], steps, strict=True)]
+    assert max(shares) <= 1
+    assert min(shares) == 0
+    counted = sum(share * room for share, room in zip(shares, steps, strict=True))
+    assert counted == pytest.approx(sum(span.end - 0.5 for spans in leases for span in spans))
+    assert time.sampling([Span("g", "generate", 0, 9, lost=True), Span("g", "evaluate", 0, 9)], 1) == 0

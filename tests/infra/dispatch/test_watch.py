@@ -12,7 +12,7 @@ from distributed import Client
 
 from infra.cluster.placement import Offer, PlacementConfig, offers
 from infra.dispatch import watch
-from infra.dispatch.calls import Calls
+from infra.dispatch.calls import Awaited, Calls
 from infra.dispatch.dispatch import Dispatch
 from infra.dispatch.watch import Watch
 from tests.processes import until
@@ -66,6 +66,14 @@ def test_no_silence_is_longer_than_a_minute() -> None:
 def test_a_worker_of_another_machine_is_named_with_it() -> None:
     assert watch._name(Offer("tls://10.0.0.7:40123", "jetson-trainer", {})) == "jetson-trainer at 10.0.0.7"
     assert watch._name(Offer("tls://127.0.0.1:40123", "trainer", {})) == "trainer"
+
+
+def test_a_worker_that_has_several_calls_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "offers", lambda *_: [Offer("tls://127.0.0.1:1", "g0", {})])
+    monkeypatch.setattr(Watch, "_where", lambda _: {"first": "tls://127.0.0.1:1", "next": "tls://127.0.0.1:1"})
+    awaited = {key: Awaited("generate", "draw", None, since) for key, since in (("next", 19.0), ("first", 10.0))}
+    calls = cast("Calls", SimpleNamespace(client=None, placement=PlacementConfig()))
+    assert Watch(calls).waiting_for(awaited, {}, 20.0) == "generate on g0 (10 s)"
 
 
 @pytest.mark.slow

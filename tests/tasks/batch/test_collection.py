@@ -76,7 +76,6 @@ def test_figures_are_of_everything_generated() -> None:
     assert found.reward == found.pass_rate == pytest.approx(2 / 16)
     assert found.tokens == 4 * (1 + 2 + 3 + 1)
     assert found.truncated == pytest.approx(0.5)
-    assert found.generator_seconds == pytest.approx(4 * 0.25)
     assert [row["completion"] for row in found.samples] == [f"answer {i}" for i in range(4)]
     assert found.figures()["reasons/right"] == pytest.approx(1 / 8)
     assert found.figures()["completion/tokens_mean"] == pytest.approx(7 / 4)
