@@ -75,8 +75,8 @@ system-tests-packages:
 	fi; \
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e .[reasoning-gym] >/dev/null 2>&1 || \
 	  echo "make: reasoning-gym could not be installed; the tests that use it say so" >&2; \
-	[ -d .venv/interpreted ] || \
-	  $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target .venv/interpreted triton==$(TRITON) >/dev/null 2>&1 || \
+	[ -d .venv/interpreted/triton-$(TRITON).dist-info ] || \
+	  $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target .venv/interpreted triton==$(TRITON) >/dev/null 2>&1 || \
 	  echo "make: triton could not be installed; the tests that use it say so" >&2
 
 train: $(STAMP)

@@ -1,7 +1,7 @@
 """An update of a model with a large vocabulary: memory and speed, beside the computation of all logits at once."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,8 +86,9 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
     device = learner.policy.device
     if method == "direct" and COPIES * 4 * tokens * vocabulary > free_bytes(device):
         return nothing
+    turns = 1 if device.type == "cpu" else 2
     try:
-        for _ in range(1 if device.type == "cpu" else 2):
+        for _ in range(turns):
             reset_peak(device)
             standing = taken_bytes(device)
             began = seconds_on(device)
@@ -100,16 +101,18 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
             raise
         return nothing
     seconds = seconds_on(device) - began
-    assert learner.optimizer_steps >= 2
+    assert learner.optimizer_steps == 1 + turns
     extra = max(0, peak_bytes(device) - standing)
     return replace(nothing, extra_gb=extra / 1e9, tokens_per_second=tokens / seconds)
 
 
-def learner_of(layers: int, vocabulary: int, rank: int = 0, **options: Any) -> Learner:
+def learner_of(
+    layers: int, vocabulary: int, rank: int = 0, sizes: Mapping[str, int] | None = None, **options: Any
+) -> Learner:
     """A learner with random weights in float32, or adapters on such as are in the type of the arithmetic, with these
-    options of its optimizer."""
+    options of its optimizer; `sizes` other than those of Qwen3-0.6B."""
     device = choose_device("auto")
-    model = random_qwen(device, torch.float32, layers, vocabulary)
+    model = random_qwen(device, torch.float32, layers, vocabulary, sizes)
     dtype = choose_dtype("auto", device, model.num_parameters)
     if rank:
         model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it

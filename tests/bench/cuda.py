@@ -18,19 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from flows.benches.qwen import VOCABULARY, random_qwen
+from flows.benches.qwen import LARGER, LAYERS, VOCABULARY, random_qwen
 from flows.benches.update import learner_of, measure, random_batch
-from rl.config import PolicyConfig
 from rl.learning import passes
 from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
-from rl.learning.optimizer_config import OptimizerConfig
-from rl.loading.policy import freeze
-from rl.lora_config import LoraConfig
 from rl.model.policy import Policy
 from rl.model.tiny import build_tokenizer
+from rl.records import Batch
 from rl.sampling.engine import complete
 from rl.sampling.sampler import uniforms
 from rl.sampling.slots import Slots
@@ -50,6 +46,17 @@ def clock() -> float:
     return time.perf_counter()
 
 
+def updated(learner: Learner, batch: Batch) -> dict[str, Any]:
+    """What one update took."""
+    torch.cuda.reset_peak_memory_stats()
+    began = clock()
+    learner.update(batch, AlgorithmSpec(), 1.0)
+    seconds = clock() - began
+    peak, by = torch.cuda.max_memory_allocated() / 1e9, str(learner.accumulation.passes)
+    speed = batch.rollouts.generated_tokens / seconds
+    return {"seconds": seconds, "tokens_per_second": speed, "peak_gb": peak, "passes": by}
+
+
 def update(layers: int) -> None:
     """Whole rows first: blocks compile."""
     passes.LONG = 0
@@ -57,14 +64,7 @@ def update(layers: int) -> None:
         learner = learner_of(layers, VOCABULARY)
         learner.accumulation.blocks = blocks
         for prompts, tokens in (size for size in SIZES for _ in range(2)):
-            batch = random_batch(prompts, 8, PROMPT, tokens, VOCABULARY)
-            torch.cuda.reset_peak_memory_stats()
-            began = clock()
-            learner.update(batch, AlgorithmSpec(), 1.0)
-            seconds = clock() - began
-            peak, by = torch.cuda.max_memory_allocated() / 1e9, str(learner.accumulation.passes)
-            speed = batch.rollouts.generated_tokens / seconds
-            figures = {"seconds": seconds, "tokens_per_second": speed, "peak_gb": peak, "passes": by}
+            figures = updated(learner, random_batch(prompts, 8, PROMPT, tokens, VOCABULARY))
             said(part="update", blocks=blocks, prompts=prompts, tokens=tokens, **figures)
         del learner
         gc.collect()
@@ -80,32 +80,10 @@ def methods(layers: int) -> None:
 
 def lora(layers: int) -> None:
     """Of 36 layers, or fewer where fewer than 28 are asked for."""
-    with CUDA:
-        model = Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=VOCABULARY,
-                hidden_size=2560,
-                intermediate_size=9728,
-                num_hidden_layers=36 if layers == 28 else layers,
-                num_attention_heads=32,
-                num_key_value_heads=8,
-                head_dim=128,
-                tie_word_embeddings=True,
-            )
-        )
-    model.to(torch.bfloat16)
-    base = freeze(model, "", PolicyConfig(lora=LoraConfig(rank=16)), torch.bfloat16, None, master=True)
-    policy = Policy(model, build_tokenizer(), CUDA, torch.bfloat16, base)
-    learner = Learner(policy, OptimizerConfig(lr=1e-6, warmup_steps=0))
-    batch = random_batch(8, 8, PROMPT, 256, VOCABULARY)
+    learner = learner_of(36 if layers == LAYERS else layers, VOCABULARY, rank=16, sizes=LARGER)
+    parameters = learner.policy.model.num_parameters()
     for _ in range(3):
-        torch.cuda.reset_peak_memory_stats()
-        began = clock()
-        learner.update(batch, AlgorithmSpec(), 1.0)
-        seconds, peak = clock() - began, torch.cuda.max_memory_allocated() / 1e9
-        speed, by = batch.rollouts.generated_tokens / seconds, str(learner.accumulation.passes)
-        parameters = sum(each.numel() for each in model.parameters())
-        said(part="lora", parameters=parameters, tokens_per_second=speed, peak_gb=peak, passes=by)
+        said(part="lora", parameters=parameters, **updated(learner, random_batch(8, 8, PROMPT, 256, VOCABULARY)))
 
 
 def generate(layers: int) -> None:
