@@ -69,6 +69,7 @@ system-tests-packages:
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || lacking="$$lacking postgresql"; \
 	command -v bwrap >/dev/null 2>&1 || lacking="$$lacking bubblewrap"; \
 	command -v faketime >/dev/null 2>&1 || lacking="$$lacking faketime"; \
+	command -v fusermount3 >/dev/null 2>&1 || lacking="$$lacking fuse3"; \
 	if [ -n "$$lacking" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$lacking; } >/dev/null 2>&1 || \
 	    echo "make:$$lacking could not be installed; the tests that use it say so" >&2; \

@@ -30,6 +30,7 @@ from infra.cluster.placement import (
 )
 from infra.cluster.timeline import Measured, Timeline, measured
 from infra.dispatch.durations import Durations
+from infra.dispatch.presence import Presence
 from infra.errors import causes
 
 T = TypeVar("T")
@@ -121,6 +122,7 @@ class Calls:
         self.exclusions = Exclusions(placement, say, own=client.cluster is not None)
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
         self._seen: tuple[float, list[Offer]] = -float("inf"), []  # when workers were asked for last, and who was there
+        self._presence = Presence(say)
         self._able: tuple[list[Offer], dict[tuple[str | None, bool], list[Offer]]] = [], {}  # who there, for which call
         self._awaited: dict[str, Awaited] = {}  # by the key of its future
         self._lock = threading.Lock()
@@ -290,6 +292,7 @@ class Calls:
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
         if now > self._seen[0]:  # else another thread has asked since
             self._seen = now, there
+        self._presence.tell(now, there)
         return there
 
     def _check_connection(self) -> None:

@@ -211,7 +211,7 @@ class Dispatch(Calls):
         new.required, new.silent = self.required, self.silent
         new._signs, new._left = self._signs, self._left
         if new.client is self.client:
-            new.connection = self.connection
+            new.connection, new._presence = self.connection, self._presence
         return new
 
     def lease(

@@ -26,7 +26,7 @@ def explained(error: BaseException) -> str | None:
     where = "" if worker is None else f"{worker}: "
     for each in chain:
         if isinstance(each, OSError) and each.errno in FULL:
-            return where + _full(each.filename, worker)
+            return where + _full(each.filename, worker, quota=each.errno == errno.EDQUOT)
         if any(said in str(each) for said in (os.strerror(errno.ENOSPC), SQLITE_FULL)):  # a library's own exception
             return where + _full(None, worker)
     known = next((where + line for each in chain if (line := _line_for(each)) is not None), None)
@@ -79,12 +79,13 @@ def _line_for(error: BaseException) -> str | None:
     return next((line for kind in KINDS if (line := kind.explain(error)) is not None), None)
 
 
-def _full(name: object, worker: str | None = None) -> str:
-    """No space left, here or on that worker's machine, whose home is its own."""
+def _full(name: object, worker: str | None = None, *, quota: bool = False) -> str:
+    """No space left, on the disk or of a quota, here or on that worker's machine, whose home is its own."""
+    what = "the quota of the storage is used up" if quota else "no space left on the disk"
     where = f" for {os.fsdecode(name)}" if isinstance(name, str | bytes) else ""
     home = f"RLVF_HOME (now {rlvf_home()})" if worker is None else "that worker's RLVF_HOME"
     return (
-        f"no space left on the disk{where}; free some, or set {home} or RLVF_STORAGE to another one; what was saved "
+        f"{what}{where}; free some, or set {home} or RLVF_STORAGE to another one; what was saved "
         "before is there, and a run goes on by --resume"
     )
 

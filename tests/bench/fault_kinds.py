@@ -16,12 +16,15 @@ from typing import Any
 from flows.benches.faults import away, stopped
 from flows.benches.stage import MACHINES, PATIENCE, Stage
 from infra.cluster.placement import offers
+from tests.bench.faulty_storage import QUOTA, SLOW, mounted
+from tests.bench.faulty_storage import lacks as lacks_fuse
 from tests.flows.accidents import kill_in_call
 from tests.processes import until
 
 AFTER = 3  # the fault is made when this step is logged
-AWAY = 20.0  # seconds of what comes back by itself
+AWAY, LONG = 20.0, 600.0  # seconds of what comes back by itself
 VERSIONS = 10  # that a generator sleeps through
+FAULT = "share.fault"  # the file that says what happens to the storage of runs
 DISK = "96m"  # the small disk, which two checkpoints and two versions of the tiny policy fit on
 CLOCKS = {"g0": "+1h", "t": "-1h", "v": "+1h"}  # what they are set to
 FAKETIME = "/usr/lib/{}/faketime/libfaketime.so.1"  # of the Debian package libfaketime
@@ -54,6 +57,7 @@ class Fault:
     ends: bool = False  # the run may end by it, and is resumed then
     around: Callable[[Stage], AbstractContextManager[object]] = lambda _: nullcontext()  # as the run finds things
     lacks: Callable[[], str] = lambda: ""  # what this machine lacks for it
+    long: bool = False  # it takes minutes, and is made where it is asked for by name
 
 
 def kill_worker(
@@ -121,11 +125,28 @@ def stop_service(name: str, accident: Accident) -> None:
         accident.over.wait(AWAY)
 
 
-def lose_storage(accident: Accident) -> None:
-    """The folder of all runs is not there for a while, as a share that is not mounted."""
+def lose_storage(seconds: float, accident: Accident) -> None:
+    """The folder of all runs is not there for so long, as a share that is not mounted."""
     accident.now()
     with away(accident.stage.place.home / "runs"):
-        accident.over.wait(AWAY)
+        accident.over.wait(seconds)
+
+
+@contextmanager
+def share(stage: Stage) -> Iterator[None]:
+    """All runs lie on storage to which something can happen."""
+    home = stage.place.home
+    with mounted(home / "share", home / "runs", home / FAULT, stage.machines):
+        yield
+
+
+def spoil_share(kind: str, accident: Accident) -> None:
+    """Something does happen to it for a while."""
+    file = accident.stage.place.home / FAULT
+    accident.now()
+    file.write_text(kind)
+    accident.over.wait(AWAY)
+    file.unlink()
 
 
 @contextmanager
@@ -227,7 +248,12 @@ FAULTS: Mapping[str, Fault] = {
     f"the Dask scheduler stops for {AWAY:.0f} s": Fault(partial(stop_service, "scheduler")),
     f"Prefect's server stops for {AWAY:.0f} s": Fault(partial(stop_service, "prefect")),
     f"MLflow's server stops for {AWAY:.0f} s": Fault(partial(stop_service, "mlflow")),
-    f"the runs' folder is away for {AWAY:.0f} s": Fault(lose_storage, ends=True),
+    f"the runs' folder is away for {AWAY:.0f} s": Fault(partial(lose_storage, AWAY), ends=True),
+    f"the runs' folder is away for {LONG:.0f} s": Fault(partial(lose_storage, LONG), ends=True, long=True),
+    f"the runs' storage is slow for {AWAY:.0f} s": Fault(partial(spoil_share, SLOW), around=share, lacks=lacks_fuse),
+    f"the runs' quota is used up for {AWAY:.0f} s": Fault(
+        partial(spoil_share, QUOTA), ends=True, around=share, lacks=lacks_fuse
+    ),
     f"the runs' disk is full for {AWAY:.0f} s": Fault(fill_disk, ends=True, around=small_disk, lacks=may_mount),
     "the clocks of three machines are set wrong by an hour": Fault(
         set_clocks, around=settable_clocks, lacks=has_faketime

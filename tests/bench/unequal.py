@@ -6,7 +6,7 @@ cluster: staleness 0, staleness 1, and staleness 1 while the slower generator is
 middle of a lease. The policy is the same all along, so that all batches cost the same; the first steps of each, in
 which speeds get known, are left out.
 
-python -m tests.bench.unequal [--policy tiny] [--steps 24] [--turns 1] [--generator 4] [--trainer 4] [--json]
+python -m tests.bench.unequal [--policy tiny] [--steps 24] [--prompts 32] [--turns 1] [--generator 4] [--trainer 4]
 """
 
 import argparse
@@ -43,7 +43,6 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "staleness 1, the slow one killed in every step": {},
 }
 KILLED = "killed"
-STILL = {"optimizer": {"lr": 1e-12}, "batch": {"oversample": 1}}  # the policy does not change, nor is a group replaced
 
 
 def process_of(client: Any, name: str) -> psutil.Process | None:
@@ -126,20 +125,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default="tiny")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--prompts", type=int, default=32, help="a batch; the more, the longer the steps")
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--generator", type=float, default=4.0, help="how much slower the faster generator is")
     parser.add_argument("--trainer", type=float, default=4.0, help="and the trainer")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     slowness = {FAST: given.generator, SLOW: TIMES * given.generator, TRAINER: given.trainer}
-    of_all = settings(given.policy, given.steps, {})
+    batch = {"prompts": given.prompts, "oversample": 1}  # no group is replaced
+    still = {"optimizer": {"lr": 1e-12}, "batch": batch}  # and the policy does not change
+    of_all = settings(given.policy, given.steps, still)
 
     def work(_: object) -> dict[str, list[Figure]]:
         found: dict[str, list[Figure]] = defaultdict(list)
         with open_workplace(of_all.cluster, of_all.placement) as workplace:
             for turn in range(given.turns):
                 for way, options in WAYS.items():
-                    named = {"run": f"unequal-{time.time_ns()}", **STILL, **options}
+                    named = {"run": f"unequal-{time.time_ns()}", **still, **options}
                     found[way].append(run(workplace, way, settings(given.policy, given.steps, named), slowness))
                     print(f"turn {turn + 1}: {found[way][-1]}", file=sys.stderr, flush=True)
         return found

@@ -28,7 +28,15 @@ def test_what_was_written_in_place_of_a_share_is_hidden_when_it_is_back(tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a machine of two cores with much else to do starts all this in minutes
 @pytest.mark.parametrize(
-    ("word", "resumed"), [("sleeps through", False), ("disk is full", True), ("clocks", False), ("damaged", False)]
+    ("word", "resumed"),
+    [
+        ("sleeps through", False),
+        ("storage is slow", False),
+        ("quota", True),
+        ("disk is full", True),
+        ("clocks", False),
+        ("damaged", False),
+    ],
 )
 def test_a_run_goes_through_it_and_every_weight_is_as_without(
     word: str, resumed: bool, half_right: Path, sums: list[tuple[str, str]], tmp_path: Path

@@ -37,6 +37,10 @@ def caused(error: BaseException, by: BaseException) -> BaseException:
             "no space left on the disk for /disk/file; free",
         ),
         (
+            OSError(errno.EDQUOT, "Disk quota exceeded", "/share/file"),
+            "the quota of the storage is used up for /share/file; free",
+        ),
+        (
             caused(RuntimeError("a task crashed"), OSError(errno.ENOSPC, "No space")),
             "no space left on the disk; free some",
         ),
