@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from infra.interrupts import put_off
 from infra.runs.artifacts import Artifacts
 from infra.runs.description import TAG as DESCRIPTION_TAG
 from infra.runs.description import description
@@ -264,24 +262,10 @@ def import_mlflow() -> Any:
     for name in (
         "mlflow.system_metrics",
         "mlflow.store.db.utils",
+        "urllib3.connectionpool",  # a line for each retry
     ):  # `Tracker` says once that MLflow is away, or the disk full
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return mlflow
-
-
-@contextmanager
-def quiet_retries() -> Iterator[None]:
-    """Keeps the HTTP library from writing a line for each retry to a server that is away."""
-    retries = logging.getLogger("urllib3.connectionpool")
-    level = retries.level
-    # logging holds its one lock here, and Python 3.11 does not release it if it is interrupted
-    with put_off():
-        retries.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        with put_off():
-            retries.setLevel(level)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

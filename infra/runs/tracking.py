@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
-from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow, quiet_retries
+from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow
 from infra.runs.outage import NOT_OURS, Upload, Uploads, lacks, pause_after, why
 from infra.runs.tables import table_path
 from infra.security.secrets import masked
@@ -231,7 +232,7 @@ class Tracker:
         started = time.monotonic()
         try:
             # cut off inside a transaction, the database would stay locked, for this process too
-            with quiet_retries() if self._run.is_served else put_off():
+            with nullcontext() if self._run.is_served else put_off():
                 self._send()
         except (from_mlflow.exceptions.MlflowException, OSError) as error:
             ended = time.monotonic()

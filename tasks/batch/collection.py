@@ -6,9 +6,8 @@ alone, never on when they came, so the same policy makes the same batch on any c
 found wrong are made again by others once all else is done: the same problems, with the same noise.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Condition
 from typing import Any
@@ -28,6 +27,24 @@ from tasks.batch.lease import Lease, Slice
 from tasks.batch.refills import Refills
 from tasks.batch.rollout_batch import RolloutBatch
 from tasks.sets.problem_set import ProblemSet
+
+
+@dataclass
+class _Made:
+    """A lease that came back."""
+
+    lease: Lease
+    slices: tuple[Slice, ...]  # who has made it
+    episodes: tuple[Episode, ...]
+    judged: tuple[Batch, Judgement] | None = None  # without scores
+    scores: dict[str, Any] = field(default_factory=dict)  # [P, G, T] each, by field of Batch
+    is_wrong: bool = False  # an audit has found so
+    right: set[int] = field(default_factory=set)  # places of slices that audits agree with
+
+    def is_in_doubt(self, distrusted: Callable[[Offer], bool], doubted: Callable[[Offer], bool]) -> bool:
+        return self.is_wrong or any(
+            distrusted(one.by) or (doubted(one.by) and at not in self.right) for at, one in enumerate(self.slices)
+        )
 
 
 class Collection:
@@ -51,17 +68,11 @@ class Collection:
         self.problems = problems
         self._drawn: list[Problem] = []  # of the step, in order: those of leases, and some that may become one
         self._rounds = Refills(config.prompts, int(config.prompts * config.oversample), config.lease)
-        self._leases: dict[int, Lease] = {}  # that came back, by their first group
-        self._slices: dict[int, tuple[Slice, ...]] = {}  # by the same: who has made it
-        self._episodes: dict[int, tuple[Episode, ...]] = {}  # by the same
-        self._wrong: set[int] = set()  # by the same: what audits have found wrong
-        self._right: set[tuple[int, int]] = set()  # by the same and the slice's place: found right
+        self._made: dict[int, _Made] = {}  # by the first group of the lease
         self._again: list[range] = []  # the groups of leases to be made again
         self._others: dict[int, frozenset[str]] = {}  # by the same: addresses of whom it is to be made again without
         self._audits: list[Audited] = []
         self._redrawn = 0  # groups
-        self._judged: dict[int, tuple[Batch, Judgement]] = {}  # by the first group of the lease
-        self._scores: dict[str, dict[int, NDArray[np.float32]]] = defaultdict(dict)  # by field of Batch, then as those
         self._calls = VERIFY, *scores
         self._arrived = self._queues()
         self._changed = Condition()
@@ -89,7 +100,7 @@ class Collection:
                 if self._again:
                     again, self._again = self._again, []
                     return again
-                broken = all(judgement.broken for _, judgement in self._judged.values())
+                broken = all(judgement.broken for *_, judgement in self._judged())
                 if generated := self._rounds.draw(broken=broken):
                     return generated
                 if self._rounds.all_judged:
@@ -109,9 +120,7 @@ class Collection:
     ) -> None:
         """A lease is done, in these slices, with its episodes [P * G] where an environment is acted on."""
         with self._changed:
-            self._leases[lease.groups.start] = lease
-            self._slices[lease.groups.start] = slices
-            self._episodes[lease.groups.start] = episodes
+            self._made[lease.groups.start] = _Made(lease, slices, episodes)
         self._arrives((lease, rollouts))
 
     def _arrives(self, arrived: tuple[Lease, Rollouts] | None) -> None:
@@ -127,23 +136,23 @@ class Collection:
         """The verdicts on a lease are in."""
         with self._changed:
             batch = Batch(rollouts, judgement.rewards, judgement.reasons)
-            self._judged[lease.groups.start] = batch, judgement
+            self._of(lease).judged = batch, judgement
             self._rounds.judged(lease.groups.start, self._teaching(batch))
             self._changed.notify_all()
 
     def scored(self, lease: Lease, call: Call, scores: NDArray[np.float32]) -> None:
         """What a call has made of a lease: the field of `Batch` that it writes."""
-        (field,) = call.writes
+        (written,) = call.writes
         with self._changed:
-            self._scores[field][lease.groups.start] = scores
+            self._of(lease).scores[written] = scores
 
     def episodes(self, lease: Lease) -> tuple[Episode, ...]:
         """Those of this lease; () where no environment is acted on."""
-        return self._episodes.get(lease.groups.start, ())
+        return self._of(lease).episodes
 
     def slices(self, lease: Lease) -> tuple[Slice, ...]:
         """Who has made this lease, one after the other; () where nobody has said."""
-        return self._slices.get(lease.groups.start, ())
+        return self._of(lease).slices
 
     def audited(self, audited: Audited) -> None:
         """The audit of a lease is done."""
@@ -153,13 +162,12 @@ class Collection:
     def found_wrong(self, lease: Lease) -> None:
         """An audit has found that this lease is not what its version samples."""
         with self._changed:
-            self._wrong.add(lease.groups.start)
+            self._of(lease).is_wrong = True
 
     def found_right(self, lease: Lease, made: Slice) -> None:
         """An audit agrees with this slice of the lease."""
-        start = lease.groups.start
         with self._changed:
-            self._right |= {(start, at) for at, one in enumerate(self.slices(lease)) if one is made}
+            self._of(lease).right |= {at for at, one in enumerate(self.slices(lease)) if one is made}
 
     def without(self, lease: Lease) -> frozenset[str]:
         """The addresses of workers that do not make this lease while there are others: what they made was not right."""
@@ -169,31 +177,18 @@ class Collection:
         """Have all leases made again that audits have found wrong, or of which one who has made them is `distrusted` by
         now, or `doubted` and not found right by an audit of it; whether there are any. Rounds that followed from their
         verdicts are drawn anew. To be asked when no call is under way: then all of them begin anew."""
-        again = self._wrong | {start for start in self._slices if self._is_in_doubt(start, distrusted, doubted)}
+        again = {start for start, made in self._made.items() if made.is_in_doubt(distrusted, doubted)}
         if not again:
             return False
         end = self._rounds.reopen(again)
-        later = {start for start in self._leases if start >= end}
-        self._redrawn += sum(len(self._leases[start].groups) for start in again | later)
-        for start in again | later:
-            slices = self._slices.pop(start, ())
-            if start in again:
-                self._others[start] = self.without(self._leases[start]) | {one.by.address for one in slices}
-            self._right -= {(start, at) for at in range(len(slices))}
-            self._judged.pop(start, None)
-            for scores in self._scores.values():
-                scores.pop(start, None)
-        self._again = [self._leases[start].groups for start in sorted(again - later)]
-        for start in later:
-            del self._leases[start]
-        self._wrong, self._abandoned, self._arrived = set(), False, self._queues()
+        for start in again:
+            makers = {one.by.address for one in self._made[start].slices}
+            self._others[start] = self._others.get(start, frozenset()) | makers
+        self._again = [self._made[start].lease.groups for start in sorted(again) if start < end]
+        for start in [start for start in self._made if start in again or start >= end]:
+            self._redrawn += len(self._made.pop(start).lease.groups)
+        self._abandoned, self._arrived = False, self._queues()
         return True
-
-    def _is_in_doubt(self, start: int, distrusted: Callable[[Offer], bool], doubted: Callable[[Offer], bool]) -> bool:
-        return any(
-            distrusted(one.by) or (doubted(one.by) and (start, at) not in self._right)
-            for at, one in enumerate(self._slices[start])
-        )
 
     def refuse(self, *_: object) -> None:
         """Count a lease that came back as what was not asked for."""
@@ -211,15 +206,22 @@ class Collection:
         """[P]: groups that an update learns from."""
         return batch.teaching(every_group=self._every_group)
 
+    def _of(self, lease: Lease) -> _Made:
+        return self._made[lease.groups.start]
+
+    def _judged(self) -> list[tuple[_Made, Batch, Judgement]]:
+        """Of each lease that is judged, in order of admission."""
+        return [(made, *made.judged) for _, made in sorted(self._made.items()) if made.judged is not None]
+
     def judgement(self) -> Judgement | None:
         """All verdicts, in order of admission; None where nothing arrived.
 
         Raises:
             BrokenVerifierError: every completion failed in its verifier.
         """
-        if not self._judged:
+        if not (judged := self._judged()):
             return None
-        judgement = Judgement.join([self._judged[start][1] for start in sorted(self._judged)])
+        judgement = Judgement.join([each for *_, each in judged])
         if judgement.broken:
             why = printable(judgement.errors[0])  # Prefect's own commands print what ends a run as it is
             raise BrokenVerifierError(f"no completion of step {self.step + 1} could be judged: {why}")
@@ -228,9 +230,9 @@ class Collection:
     def collected(self) -> RolloutBatch:
         """The finished batch, once all calls are made: the first groups that teach something, in order of
         admission. Raises as `judgement`."""
-        judgement = self.judgement()
+        judgement, judged = self.judgement(), self._judged()
         assert judgement is not None
-        everything = concatenate([self._complete(start) for start in sorted(self._judged)])
+        everything = concatenate([replace(batch, **made.scores) for made, batch, _ in judged])
         used = [int(group) for group in self._teaching(everything).nonzero()[0][: self.config.prompts]]
         return replace(
             RolloutBatch.of(everything, judgement, used),
@@ -238,11 +240,6 @@ class Collection:
             redrawn=self._redrawn,
             audits=tuple(self._audits),
             mixed=self.problems.mixed,
-            made=tuple(self._slices.values()),
-            episodes=tuple(self._episodes.get(start, ()) for start in sorted(self._judged)),
+            made=tuple(made.slices for made in self._made.values()),
+            episodes=tuple(made.episodes for made, *_ in judged),
         )
-
-    def _complete(self, start: int) -> Batch:
-        """The lease of this first group with its verdicts and scores."""
-        scores: dict[str, Any] = {name: of[start] for name, of in self._scores.items()}
-        return replace(self._judged[start][0], **scores)

@@ -70,7 +70,9 @@ def collect(
         back = list(leases)
         shuffle(back)
         for lease in back:
-            collection.judged(lease, rollouts(lease, config.samples), verdicts(lease, with_signal, config.samples))
+            made = rollouts(lease, config.samples)
+            collection.arrive(lease, made)
+            collection.judged(lease, made, verdicts(lease, with_signal, config.samples))
     return collection.collected(), draws
 
 

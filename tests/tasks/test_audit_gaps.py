@@ -77,7 +77,8 @@ def test_how_groups_are_leased_does_not_follow_from_verdicts_that_were_made_agai
         if collection.reopen(lambda maker: maker == B):
             made(A)
         used = [int(problem.target) for problem in collection.collected().batch.rollouts.problems]
-        return {i: lease.groups for lease in collection._leases.values() for i in lease.groups if i in used}
+        leases = [each.lease for each in collection._made.values()]
+        return {i: lease.groups for lease in leases for i in lease.groups if i in used}
 
     assert leased(B) == leased(A)
 

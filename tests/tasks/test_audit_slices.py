@@ -28,6 +28,7 @@ def test_of_a_lease_in_slices_one_is_audited_and_whoever_made_it_answers_for_its
     collection = Collection(3, problem_set(), config(prompts=2, lease=2), [AUDIT])
     (lease,) = next(collection.draws())
     made = Rollouts.padded(lease.problems, [[1]] * 2, [[3, 4]] * 4, logprobs=[[-0.5, -1.5]] * 4, version=1)
+    collection.arrive(lease, made, tuple(slices))
     for one in slices:
         AUDITS.of(cast("Any", cluster), collection, lease, made, one)
     a, b = collection._audits
@@ -35,7 +36,7 @@ def test_of_a_lease_in_slices_one_is_audited_and_whoever_made_it_answers_for_its
     assert (b.maker.worker, b.wrong) == ("b", "maker")
     assert cluster.exclusions.is_watched(B)
     assert not cluster.exclusions.is_watched(A)
-    assert collection._wrong == {0}
+    assert collection._made[0].is_wrong
 
 
 def test_of_one_that_was_found_wrong_every_slice_is_audited() -> None:

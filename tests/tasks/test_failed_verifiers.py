@@ -30,7 +30,8 @@ def judged_as(
     why = chain([said], repeat("and again"))
     messages = tuple(tuple(next(why) if r != r else "" for r in row) for row in rewards)
     parts = {"format": np.where(np.isnan(values), np.nan, 0.5).astype(np.float32)}
-    collection.judged(lease, rollouts(marked, values.shape[1]), Judgement(values, reasons, parts, messages))
+    collection.arrive(marked, rollouts(marked, values.shape[1]))
+    collection.judged(marked, rollouts(marked, values.shape[1]), Judgement(values, reasons, parts, messages))
     return collection
 
 
@@ -75,6 +76,7 @@ def test_completions_that_were_cut_do_not_hide_that_a_verifier_fails_on_everythi
     truncated = np.arange(4).reshape(2, 2) < cut
     collection = Collection(0, problem_set(), config(prompts=4, samples=2, oversample=10, lease=2))
     for lease in next(collection.draws()):
+        collection.arrive(lease, rollouts(lease, 2))
         collection.judged(lease, rollouts(lease, 2), failed.without_ends(truncated))
     assert list(collection.draws()) == []
     with pytest.raises(BrokenVerifierError, match="no completion of step 1 could be judged: it broke"):

@@ -84,6 +84,7 @@ def test_figures_are_of_everything_generated() -> None:
 def test_graded_answers_vary_but_do_not_pass() -> None:
     collection = Collection(0, problem_set(), config(prompts=1, samples=2))
     (lease,) = next(draws := collection.draws())
+    collection.arrive(lease, rollouts(lease, 2))
     collection.judged(lease, rollouts(lease, 2), Judgement(np.array([[0.5, 0.25]], np.float32), (("near", "far"),)))
     assert list(draws) == []
     found = collection.collected()
@@ -215,7 +216,7 @@ def test_what_was_found_wrong_is_made_again_as_it_was_asked_for_and_takes_its_pl
     assert {row["worker"] for row in found.rows()} == {"good"}
     assert found.figures()["audit/redrawn"] == 3
 
-    second = next(iter(collection._leases.values()))
+    second = collection._made[0].lease
     collection.found_wrong(second)  # by an audit, though its worker is trusted
     assert collection.reopen(lambda _: False)
     assert round_of([good], 0.875) == [second.groups]

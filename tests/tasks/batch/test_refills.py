@@ -248,6 +248,7 @@ def test_a_collection_is_the_same_batch_whichever_lease_is_back_first(seed: int)
         made.append(lease.groups)
         while out and (drawn.empty() or random.random() < 0.5):
             one = out.pop(random.randrange(len(out)))
+            collection.arrive(one, rollouts(one, asked.samples))
             collection.judged(one, rollouts(one, asked.samples), verdicts(one, with_signal, asked.samples))
     generating.join(30)
     found, in_turn = collection.collected(), collect(asked, with_signal)

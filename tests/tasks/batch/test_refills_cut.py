@@ -69,6 +69,6 @@ def test_no_group_is_made_twice_where_a_lease_was_cut_elsewhere_before_its_round
     except Empty:
         ended = False
     collection.abandon()
-    made = all_of(collection._leases.values())
+    made = all_of(each.lease for each in collection._made.values())
     assert made == sorted(set(made)), "a group is trained on twice"
     assert ended, "the batch waits for ever"
