@@ -290,9 +290,9 @@ class Calls:
             there = offers(self.client, seconds, leaving=True)
         except OSError as error:
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
-        if now > self._seen[0]:  # else another thread has asked since
+        if now > self._seen[0] and not self.stopped:  # else another thread has asked since
             self._seen = now, there
-        self._presence.tell(now, there)
+            self._presence.tell(now, there)
         return there
 
     def _check_connection(self) -> None:

@@ -208,10 +208,10 @@ class Dispatch(Calls):
         new = Dispatch(client or self.client, self.placement, self.say, attempts=self.attempts, patience=self.patience)
         new.late_after = self.late_after
         new.lost, new.timeline, new.took, new.exclusions = self.lost, self.timeline, self.took, self.exclusions
-        new.required, new.silent = self.required, self.silent
+        new.required, new.silent, new._presence = self.required, self.silent, self._presence
         new._signs, new._left = self._signs, self._left
         if new.client is self.client:
-            new.connection, new._presence = self.connection, self._presence
+            new.connection = self.connection
         return new
 
     def lease(

@@ -8,12 +8,13 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from infra.interrupts import put_off
 from infra.runs.artifacts import Artifacts
 from infra.runs.description import TAG as DESCRIPTION_TAG
 from infra.runs.description import description
@@ -256,16 +257,23 @@ def import_mlflow() -> Any:
         os.environ.setdefault(name, value)
     import mlflow
 
-    for name in ("mlflow", "alembic"):  # the migrations of a new SQLite file would fill the screen
-        if logging.getLogger(name).level < logging.WARNING:
-            logging.getLogger(name).setLevel(logging.WARNING)
-    for name in (
-        "mlflow.system_metrics",
-        "mlflow.store.db.utils",
-        "urllib3.connectionpool",  # a line for each retry
-    ):  # `Tracker` says once that MLflow is away, or the disk full
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    _quieten()
     return mlflow
+
+
+@cache
+def _quieten() -> None:
+    """Once: logging holds its one lock meanwhile, and Python 3.11 does not release it if it is interrupted."""
+    with put_off():
+        for name in ("mlflow", "alembic"):  # the migrations of a new SQLite file would fill the screen
+            if logging.getLogger(name).level < logging.WARNING:
+                logging.getLogger(name).setLevel(logging.WARNING)
+        for name in (
+            "mlflow.system_metrics",
+            "mlflow.store.db.utils",
+            "urllib3.connectionpool",  # a line for each retry
+        ):  # `Tracker` says once that MLflow is away, or the disk full
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -27,8 +27,9 @@ def explained(error: BaseException) -> str | None:
     for each in chain:
         if isinstance(each, OSError) and each.errno in FULL:
             return where + _full(each.filename, worker, quota=each.errno == errno.EDQUOT)
-        if any(said in str(each) for said in (os.strerror(errno.ENOSPC), SQLITE_FULL)):  # a library's own exception
-            return where + _full(None, worker)
+        said = str(each)  # by a library's own exception
+        if (quota := os.strerror(errno.EDQUOT) in said) or os.strerror(errno.ENOSPC) in said or SQLITE_FULL in said:
+            return where + _full(None, worker, quota=quota)
     known = next((where + line for each in chain if (line := _line_for(each)) is not None), None)
     if known is None and (space := _free(rlvf_home())) is not None and space < NO_SPACE:
         return f"{_full(None)} ({one_line(error)})"

@@ -100,7 +100,7 @@ class Collection:
                 if self._again:
                     again, self._again = self._again, []
                     return again
-                broken = all(judgement.broken for *_, judgement in self._judged())
+                broken = all(made.judged[1].broken for made in self._made.values() if made.judged is not None)
                 if generated := self._rounds.draw(broken=broken):
                     return generated
                 if self._rounds.all_judged:

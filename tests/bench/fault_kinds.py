@@ -57,7 +57,7 @@ class Fault:
     ends: bool = False  # the run may end by it, and is resumed then
     around: Callable[[Stage], AbstractContextManager[object]] = lambda _: nullcontext()  # as the run finds things
     lacks: Callable[[], str] = lambda: ""  # what this machine lacks for it
-    long: bool = False  # it takes minutes, and is made where it is asked for by name
+    long: bool = False  # it takes ten minutes
 
 
 def kill_worker(

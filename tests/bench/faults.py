@@ -1,6 +1,6 @@
 """What every fault costs a run, with real processes and real signals.
 
-    python -m tests.bench.faults [--only NAME ...] [--times 1] [--steps 16] [--policy FOLDER] [--problems SET] [--json]
+    python -m tests.bench.faults [--only NAME ...] [--long] [--times 1] [--steps 16] [--policy FOLDER] [--json]
 
 In a home of its own: `rlvf up`, four machines (`rlvf worker`: two generators, a trainer, a verifier) and, for each
 fault, a run of `rlvf train` at staleness 0, in which it is made once. A table in Markdown on stdout, of each fault:
@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 
 from flows.benches.stage import OPTIONS, PATIENCE, Stage, staged, times
-from tests.bench.fault_kinds import AFTER, FAULTS, VERSIONS, Accident, Fault
+from tests.bench.fault_kinds import AFTER, FAULTS, LONG, VERSIONS, Accident, Fault
 from tests.flows.accidents import check_steps
 from tests.processes import until
 
@@ -62,7 +62,7 @@ def _trained(stage: Stage, name: str, fault: Fault | None, usual: float, weights
     with ThreadPoolExecutor(1) as pool, stage.train("--run", name) as process:
         accident = Accident(stage, run, process)
         making = None if fault is None else pool.submit(make_after, fault, accident)
-        _, said = process.communicate(timeout=PATIENCE)
+        _, said = process.communicate(timeout=LONG + PATIENCE)
         resumed = fault is not None and fault.ends and process.returncode != 0
         if resumed:
             print(f"it ended, and said last: {' '.join(said.strip().splitlines()[-1:])}", file=sys.stderr, flush=True)
@@ -113,6 +113,7 @@ def row(name: str, found: Sequence[Found]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], help="faults in whose name one of these words is")
+    parser.add_argument("--long", action="store_true", help="one that takes ten minutes too")
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--policy", default="tiny")
@@ -122,7 +123,7 @@ def main() -> None:
     named = [
         name
         for name, fault in FAULTS.items()
-        if (any(word in name for word in given.only) if given.only else not fault.long)
+        if (given.long or not fault.long) and (not given.only or any(word in name for word in given.only))
     ]
     if not named:
         sys.exit(f"no fault of that name; there are: {'; '.join(FAULTS)}")

@@ -15,7 +15,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from ctypes.util import find_library
 from errno import EDQUOT
 from pathlib import Path
+from shutil import which
 
+UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2  # as nanoseconds, by utimensat(2)
 SLOW, QUOTA = "slow", "quota"
 DELAY = 0.02  # seconds of an operation on slow storage: a share over Wi-Fi
 RATE = 1e6  # bytes a second of it
@@ -23,7 +25,7 @@ RATE = 1e6  # bytes a second of it
 
 def lacks() -> str:
     """What this machine lacks for it."""
-    if find_library("fuse3") is None:
+    if find_library("fuse3") is None or which("fusermount3") is None:
         return "needs FUSE (on Debian and Ubuntu: apt install fuse3)"
     return "" if os.access("/dev/fuse", os.W_OK) else "needs the right to use /dev/fuse"
 
@@ -94,7 +96,10 @@ def serve(folder: Path, mount: Path, fault: Path) -> None:
             under(path).chmod(mode)
 
         def utimens(self, path: str, times: tuple[int, int] | None = None) -> None:
-            os.utime(under(path), ns=times)
+            found, now = under(path).stat(), time.time_ns()
+            kept = {UTIME_NOW: (now, now), UTIME_OMIT: (found.st_atime_ns, found.st_mtime_ns)}
+            given = (now, now) if times is None else times
+            os.utime(under(path), ns=tuple(kept.get(ns, (ns, ns))[at] for at, ns in enumerate(given)))
 
         def statfs(self, path: str) -> dict[str, int]:
             found = os.statvfs(under(path))

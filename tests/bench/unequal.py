@@ -7,6 +7,7 @@ middle of a lease. The policy is the same all along, so that all batches cost th
 which speeds get known, are left out.
 
 python -m tests.bench.unequal [--policy tiny] [--steps 24] [--prompts 32] [--turns 1] [--generator 4] [--trainer 4]
+    [--json]
 """
 
 import argparse

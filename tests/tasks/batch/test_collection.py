@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.cluster.placement import Offer
@@ -92,6 +92,7 @@ def test_graded_answers_vary_but_do_not_pass() -> None:
 
 
 @pytest.mark.slow
+@settings(deadline=None)  # of a shared machine
 @given(
     with_signal=st.lists(st.booleans(), min_size=60, max_size=60),
     prompts=st.integers(1, 12),
