@@ -16,18 +16,12 @@ from ctypes.util import find_library
 from errno import EDQUOT
 from pathlib import Path
 from shutil import which
+from tempfile import TemporaryDirectory
 
 UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2  # as nanoseconds, by utimensat(2)
 SLOW, QUOTA = "slow", "quota"
 DELAY = 0.02  # seconds of an operation on slow storage: a share over Wi-Fi
 RATE = 1e6  # bytes a second of it
-
-
-def lacks() -> str:
-    """What this machine lacks for it."""
-    if find_library("fuse3") is None or which("fusermount3") is None:
-        return "needs FUSE (on Debian and Ubuntu: apt install fuse3)"
-    return "" if os.access("/dev/fuse", os.W_OK) else "needs the right to use /dev/fuse"
 
 
 def serve(folder: Path, mount: Path, fault: Path) -> None:
@@ -152,6 +146,18 @@ def mounted(folder: Path, mount: Path, fault: Path, stack: ExitStack) -> Iterato
         yield
     finally:
         subprocess.run(["fusermount3", "-u", "-z", mount], check=True)
+
+
+def lacks() -> str:
+    """What this machine lacks for it."""
+    if find_library("fuse3") is None or which("fusermount3") is None:
+        return "needs FUSE (on Debian and Ubuntu: apt install fuse3)"
+    with TemporaryDirectory() as place, ExitStack() as stack:
+        try:
+            with mounted(Path(place) / "folder", Path(place) / "mount", Path(place) / "fault", stack):
+                return ""
+        except RuntimeError as error:
+            return f"needs the right to mount a file system of FUSE: {error}"
 
 
 if __name__ == "__main__":
