@@ -32,6 +32,7 @@ class Assignment:
     since: float
     finished: float | None = None  # when its worker had done it; the result is being fetched
     late: bool = False  # another worker has the item too
+    is_first: bool = False  # and that for no fault of this one's: nothing is known of it yet
 
     def waited(self, now: float) -> float:
         """Seconds since the assignment began, or its worker had done it."""

@@ -3,6 +3,7 @@
 Items of several batches wait in one queue, by the order of their batch, its number and their index in it. A worker has
 one item at a time. One that is late is given to another worker too, where its place in the queue is: the first result
 counts, and the late worker gets nothing more until it answers. Of idle workers the one that is idle longest is first.
+The first item of a worker, of which nothing is known, waits for none of them: who has nothing to do takes it too.
 
 Of a batch, and what is before it, a worker gets as much as lets all workers end at once, by what items cost each of
 them (`infra.dispatch.shares`). So the last items go to who will have done them first, and who is too slow for them goes
@@ -42,6 +43,7 @@ class Schedule:
         self._idle_since: dict[str, float] = {}  # by worker
         self._declined: dict[str, float] = {}  # since when an idle worker leaves what waits to others
         self._tried: Counter[str] = Counter()  # how often it was given something all the same
+        self._copied: set[str] = set()  # workers whose first item another one took too
         self._cut = cut
         self._made: dict[Item, Made] = {}  # of items that go on, so far; by their first slice
 
@@ -57,6 +59,7 @@ class Schedule:
         for known in (self._idle_since, self._declined, self._tried):
             for gone in known.keys() - workers:
                 del known[gone]
+        self._copied &= set(workers)
 
     def add(self, items: Iterable[Item]) -> None:
         """Queue items."""
@@ -69,9 +72,9 @@ class Schedule:
     ) -> list[Assignment]:
         """The new assignments of idle workers. `silent` ones get none, nor do `quiet` ones, which give no sign of life,
         where there are others."""
-        if not self._has_any(now, quiet):
+        if not (has_any := self._has_any(now, quiet)):
             self._declined.clear()
-        elif not self._out.held.keys() >= set(workers):
+        if (has_any or self._firsts()) and not self._out.held.keys() >= set(workers):
             known = [worker for worker in workers if worker not in silent]
             answering = [worker for worker in known if worker not in quiet] or known
             idle = [worker for worker in answering if worker not in self._out.held]
@@ -81,9 +84,32 @@ class Schedule:
 
     def _assigned(self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str]) -> Assignment | None:
         """A new assignment of this worker, if anything waits, or is late, that it should have."""
-        if not self._has_any(now, quiet) or (item := self._next(worker, workers, now, quiet)) is None:
+        item = self._next(worker, workers, now, quiet) if self._has_any(now, quiet) else None
+        if item is None and (item := self._first_of_another(worker, workers, now)) is None:
             return None
         return self._out.add(Assignment(item, worker, now))
+
+    def _firsts(self) -> list[Assignment]:
+        """Those of workers that have done nothing yet, whose item nobody else has, where others have."""
+        return [
+            held
+            for held in (self._out.held.values() if self.speeds.knows_any else ())
+            if self.speeds.cost(held.worker) is None
+            and held.worker not in self._copied
+            and len(self._out.of(held.item)) == 1
+        ]
+
+    def _first_of_another(self, worker: str, workers: Sequence[str], now: float) -> Item | None:
+        """The first item of a worker that has had it for as long as this one takes for it: it may load for long."""
+        if (mine := self.speeds.cost(worker)) is None or not self.speeds.knows(worker):
+            return None
+        for held in self._firsts():
+            is_due = held.waited(now) >= mine.seconds(held.item.units)
+            if is_due and held.item in self._open and self._may_have(held.item, worker, workers):
+                held.late = held.is_first = True
+                self._copied.add(held.worker)
+                return held.item
+        return None
 
     def _has_any(self, now: float, quiet: Collection[str]) -> bool:
         """Whether any item waits, or is late."""
@@ -194,8 +220,8 @@ class Schedule:
         return [item for item in self.lateness.overdue(now, quiet) if item in self._open]
 
     def late(self, copy: Assignment) -> list[Assignment]:
-        """The late assignments of this one's item."""
-        return [other for other in self._out.of(copy.item) if other.late]
+        """The late assignments of this one's item, but for first ones."""
+        return [other for other in self._out.of(copy.item) if other.late and not other.is_first]
 
     def finished(self, assigned: Assignment, now: float) -> None:
         """The assignment's worker has done it, and may have the next one."""

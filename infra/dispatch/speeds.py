@@ -79,6 +79,11 @@ class Speeds:
             for gone in known.keys() - workers:
                 del known[gone]
 
+    @property
+    def knows_any(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._whole)
+
     def knows(self, worker: str) -> bool:
         """Whether the worker has done more than its first item."""
         return self._count[worker] > 1
