@@ -34,7 +34,7 @@ class Lateness:
 
     def add(self, assigned: Assignment, seconds: float) -> None:
         """An assignment took so many."""
-        if assigned.late:
+        if assigned.late and not assigned.is_first:
             self._took_late[assigned.worker] = seconds
         else:
             self._took.add(assigned.worker, seconds)

@@ -253,17 +253,17 @@ class LeaseQueue:
             future.add_done_callback(  # type: ignore[no-untyped-call]
                 lambda _, assigned=assigned: self._back(assigned)
             )
-            self._say_late(assigned)
+            for late in self._schedule.late(assigned):
+                by = self._out[assigned].worker.name
+                self._say_late(late, f"{by} does the same, and the first result counts")
+        for late in self._schedule.late_firsts(now):
+            self._say_late(late, "another has had the same")
 
-    def _say_late(self, copy: Assignment) -> None:
-        """Say which late worker's item was assigned a second time, as `copy`."""
-        for assigned in self._schedule.late(copy):
-            if (out := self._out.get(assigned)) is not None and assigned.worker not in self._calls.silent:
-                self._calls.silent.add(assigned.worker)
-                self._calls.say(
-                    f"{out.worker.name} has not come back with {self._call} for {out.seconds:.0f} s: "
-                    f"{self._out[copy].worker.name} does the same, and the first result counts"
-                )
+    def _say_late(self, assigned: Assignment, what: str) -> None:
+        """Say that its worker is late and what comes of it; it gets nothing more until it answers."""
+        if (out := self._out.get(assigned)) is not None and assigned.worker not in self._calls.silent:
+            self._calls.silent.add(assigned.worker)
+            self._calls.say(f"{out.worker.name} has not come back with {self._call} for {out.seconds:.0f} s: {what}")
 
     def _lose(self, assigned: Assignment) -> None:
         """The assignment's worker is gone: its item is handed out anew, or its batch fails after `attempts` deaths, of

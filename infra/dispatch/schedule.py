@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from math import ceil
 
+from infra.dispatch.firsts import Firsts
 from infra.dispatch.items import Assignment, Assignments, Item
 from infra.dispatch.lateness import Lateness
 from infra.dispatch.shares import Free, is_sooner, share
@@ -40,10 +41,10 @@ class Schedule:
         self._open: set[Item] = set()  # not done
         self._out = Assignments()
         self.lateness = Lateness(self._out, self.speeds, late_after)
+        self._firsts = Firsts(self._out, self.speeds)
         self._idle_since: dict[str, float] = {}  # by worker
         self._declined: dict[str, float] = {}  # since when an idle worker leaves what waits to others
         self._tried: Counter[str] = Counter()  # how often it was given something all the same
-        self._copied: set[str] = set()  # workers whose first item another one took too
         self._cut = cut
         self._made: dict[Item, Made] = {}  # of items that go on, so far; by their first slice
 
@@ -55,11 +56,11 @@ class Schedule:
     def keep(self, workers: Collection[str]) -> None:
         """Forget what is known of all other workers: one that was started again has another address."""
         self.lateness.keep(workers)
+        self._firsts.keep(workers)
         self.speeds.keep(workers)
         for known in (self._idle_since, self._declined, self._tried):
             for gone in known.keys() - workers:
                 del known[gone]
-        self._copied &= set(workers)
 
     def add(self, items: Iterable[Item]) -> None:
         """Queue items."""
@@ -72,44 +73,31 @@ class Schedule:
     ) -> list[Assignment]:
         """The new assignments of idle workers. `silent` ones get none, nor do `quiet` ones, which give no sign of life,
         where there are others."""
+        alone = self._firsts.alone(self._open.__contains__)
         if not (has_any := self._has_any(now, quiet)):
             self._declined.clear()
-        if (has_any or self._firsts()) and not self._out.held.keys() >= set(workers):
+        if (has_any or alone) and not self._out.held.keys() >= set(workers):
             known = [worker for worker in workers if worker not in silent]
             answering = [worker for worker in known if worker not in quiet] or known
             idle = [worker for worker in answering if worker not in self._out.held]
             idle.sort(key=lambda worker: self._idle_since.get(worker, 0.0))
-            return [made for worker in idle if (made := self._assigned(worker, answering, now, quiet)) is not None]
+            made = (self._assigned(worker, answering, now, quiet, alone) for worker in idle)
+            return [assigned for assigned in made if assigned is not None]
         return []
 
-    def _assigned(self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str]) -> Assignment | None:
-        """A new assignment of this worker, if anything waits, or is late, that it should have."""
+    def _assigned(
+        self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str], alone: list[Assignment]
+    ) -> Assignment | None:
+        """A new assignment of this worker, if anything waits, is late or is another's first, that it should have."""
         item = self._next(worker, workers, now, quiet) if self._has_any(now, quiet) else None
-        if item is None and (item := self._first_of_another(worker, workers, now)) is None:
+        if (
+            item is None
+            and (item := self._firsts.share(worker, now, alone, lambda item: self.failed.get(item, ()))) is None
+        ):
             return None
-        return self._out.add(Assignment(item, worker, now))
-
-    def _firsts(self) -> list[Assignment]:
-        """Those of workers that have done nothing yet, whose item nobody else has, where others have."""
-        return [
-            held
-            for held in (self._out.held.values() if self.speeds.knows_any else ())
-            if self.speeds.cost(held.worker) is None
-            and held.worker not in self._copied
-            and len(self._out.of(held.item)) == 1
-        ]
-
-    def _first_of_another(self, worker: str, workers: Sequence[str], now: float) -> Item | None:
-        """The first item of a worker that has had it for as long as this one takes for it: it may load for long."""
-        if (mine := self.speeds.cost(worker)) is None or not self.speeds.knows(worker):
-            return None
-        for held in self._firsts():
-            is_due = held.waited(now) >= mine.seconds(held.item.units)
-            if is_due and held.item in self._open and self._may_have(held.item, worker, workers):
-                held.late = held.is_first = True
-                self._copied.add(held.worker)
-                return held.item
-        return None
+        assigned = self._out.add(Assignment(item, worker, now))
+        self._firsts.add(assigned)
+        return assigned
 
     def _has_any(self, now: float, quiet: Collection[str]) -> bool:
         """Whether any item waits, or is late."""
@@ -223,6 +211,10 @@ class Schedule:
         """The late assignments of this one's item, but for first ones."""
         return [other for other in self._out.of(copy.item) if other.late and not other.is_first]
 
+    def late_firsts(self, now: float) -> list[Assignment]:
+        """The first ones that are late by now, once each: their workers count as late from then on."""
+        return self._firsts.late(now, self.lateness.limit)
+
     def finished(self, assigned: Assignment, now: float) -> None:
         """The assignment's worker has done it, and may have the next one."""
         self.lateness.add(assigned, now - assigned.since)
@@ -257,6 +249,7 @@ class Schedule:
     def give_back(self, assigned: Assignment) -> None:
         """Requeue the item of a failed assignment, unless another worker has it."""
         self._out.remove(assigned)
+        self._firsts.unshare(assigned.item)
         if assigned.item in self._open and not self._out.of(assigned.item):
             heapq.heappush(self._waiting, assigned.item)
 
@@ -276,6 +269,8 @@ class Schedule:
 
     def take_back(self) -> list[Assignment]:
         """Requeue every item that a worker has in time; the assignments to be cancelled."""
+        for item in self._open:
+            self._firsts.unshare(item)
         taken = self._let_go(self.assignments)
         for item in {assigned.item for assigned in taken} & self._open:
             if not self._out.of(item):

@@ -1,6 +1,8 @@
 """The first item of a worker, of which nothing is known, and which may load for long."""
 
-from infra.dispatch.items import Assignment, Item
+from dataclasses import replace
+
+from infra.dispatch.items import Item
 from infra.dispatch.schedule import Schedule
 from infra.dispatch.speeds import Made
 
@@ -41,28 +43,39 @@ def test_who_has_nothing_to_do_takes_it_too_after_its_own_time_and_the_first_res
     assert [each.worker for each in schedule.hand_out(["a", "new"], 31)] == ["new"]
 
 
-def test_it_is_taken_once_from_each_worker_and_by_none_of_which_little_is_known() -> None:
-    def due(schedule: Schedule, *workers: str) -> list[Assignment]:
-        return schedule.hand_out(workers, 100)
-
+def test_it_is_shared_once_with_who_is_known_and_again_where_that_one_did_not_do_it() -> None:
     schedule = Schedule(600)
     schedule.add([item(0)])
-    schedule.hand_out(["new"], 10)
-    assert due(schedule, "new", "a") == []
+    (fresh,) = schedule.hand_out(["new"], 10)
+    assert schedule.hand_out(["new", "a"], 100) == []  # nothing is known of anybody
     schedule = Schedule(600)
     known(schedule, "a")
     schedule.add([item(0)])
     (fresh,) = schedule.hand_out(["new"], 10)
-    assert due(schedule, "new", "b") == []
-    (copy,) = due(schedule, "new", "b", "a")
-    schedule.finished(copy, 101)
+    assert schedule.hand_out(["new", "b"], 100) == []
+    (copy,) = schedule.hand_out(["new", "b", "a"], 100)
     schedule.give_back(copy)
-    assert due(schedule, "new", "a") == []  # the new one has it still
-    schedule.give_back(fresh)
+    assert not fresh.late
+    schedule.failed[fresh.item].add("a")
+    assert schedule.hand_out(["new", "a"], 101) == []
+    schedule.failed.clear()
+    (copy,) = schedule.hand_out(["new", "a"], 101)
+    for back in (copy, fresh):
+        schedule.finished(back, 105)
+        schedule.done(back)
     schedule.add([item(1)])
-    schedule.hand_out(["new"], 100)
-    assert [each.item.index for each in due(schedule, "a")] == [1]
-    assert due(schedule, "new", "a", "b") == []
+    assert [each.worker for each in schedule.hand_out(["new"], 105)] == ["new"]
+    assert schedule.hand_out(["new", "a", "b"], 200) == []  # by this one its speed is known
+
+
+def test_a_hold_takes_it_back_from_both() -> None:
+    schedule = Schedule(600)
+    known(schedule, "a")
+    schedule.add([item(0)])
+    (fresh,) = schedule.hand_out(["new"], 10)
+    (copy,) = schedule.hand_out(["new", "a"], 15)
+    assert {id(each) for each in schedule.take_back()} == {id(fresh), id(copy)}
+    assert [each.item for each in schedule.hand_out(["a"], 16)] == [fresh.item]
 
 
 def test_what_waits_is_done_before_and_a_known_worker_is_waited_for() -> None:
@@ -81,3 +94,20 @@ def test_what_waits_is_done_before_and_a_known_worker_is_waited_for() -> None:
     schedule.finished(copy, 28)
     schedule.done(copy)
     assert schedule.hand_out(["a"], 60) == []
+
+
+def test_one_that_does_not_answer_in_time_counts_as_late_once() -> None:
+    schedule = Schedule(10)
+    known(schedule, "a")
+    schedule.add([item(0)])
+    (fresh,) = schedule.hand_out(["new"], 10)
+    (copy,) = schedule.hand_out(["new", "a"], 15)
+    schedule.finished(copy, 19)
+    schedule.done(copy)
+    assert schedule.late_firsts(21) == []
+    assert schedule.late_firsts(23) == [fresh]  # three times the 4 s of the others
+    assert schedule.late_firsts(24) == []
+    assert fresh.late
+    schedule.add([replace(item(0, batch=1), without=frozenset({"a"}))])
+    assert schedule.hand_out(["new", "a"], 25) == []  # it is for others
+    assert [each.worker for each in schedule.hand_out(["new", "a"], 25, silent={"new"})] == ["a"]
