@@ -10,6 +10,8 @@ from distributed import Client, Lock, semaphore
 TRAINING = ["rlvf", "training"]  # the scheduler's metadata: the run that trains, and how many have before it
 POLL_SECONDS = 1.0
 SURE_SECONDS = 10.0  # a third of what Dask gives a lock whose owner gives no sign
+GONE_SECONDS = 10.0  # that an owner may be without a connection, which one over Wi-Fi has lost sometimes
+ASK_SECONDS = 5.0  # between two questions whether it has one, which are answered by its last thousand events
 
 
 class TrainingLockLostError(RuntimeError):
@@ -47,7 +49,36 @@ class TrainingLock:
         self._announce(None)
 
     def _announce(self, name: str | None) -> None:
-        self._client.set_metadata(TRAINING, {"name": name, "epoch": self._epoch})  # type: ignore[no-untyped-call]
+        lease = next(iter(vars(self.lock)["_leases"]), None)  # that whoever waits may release: see `_Absence`
+        owner = {"name": name, "epoch": self._epoch, "client": self._client.id, "lease": lease}
+        self._client.set_metadata(TRAINING, owner)  # type: ignore[no-untyped-call]
+
+
+class _Absence:
+    """Of the lock's owner, whose connection to the scheduler is closed, as that of a process that was killed is."""
+
+    def __init__(self, client: Client, name: str, lock: Lock) -> None:
+        """`name`: of the run that waits."""
+        self._client, self._name, self._lock = client, name, lock
+        self._asked = -float("inf")
+        self._lease: str | None = None
+        self._since = 0.0
+
+    def ends(self) -> bool:
+        """Release what an owner that is gone for good has left: the run itself, which waits here again, or one that has
+        not come back for `GONE_SECONDS`."""
+        now = time.monotonic()
+        if now - self._asked < ASK_SECONDS or self._client.status != "running":
+            return False
+        self._asked, owner = now, _owner(self._client)
+        lease = owner["lease"] if owner["name"] is not None and _is_gone(self._client, owner["client"]) else None
+        if lease != self._lease:
+            self._lease, self._since = lease, now
+        if lease is None or (owner["name"] != self._name and now - self._since < GONE_SECONDS):
+            return False
+        scheduler: Any = self._client.scheduler
+        self._client.sync(scheduler.semaphore_release, name=self._lock.name, lease_id=lease)  # type: ignore[no-untyped-call]
+        return True
 
 
 def wait_for_ever() -> None:
@@ -61,16 +92,20 @@ def training_lock(
     """Acquire the lock, for as long as the context lasts. `check` is called once a second while another run has it;
     what it raises ends the wait.
 
-    A run that is killed loses the lock when the scheduler has not heard of it for 30 s (Dask's
-    ``distributed.scheduler.locks.lease-timeout``), and so does one that sleeps: see `TrainingLock.check`.
+    A run that is killed loses the lock at once to itself when it is resumed, and to another one after `GONE_SECONDS`.
+    One of which the scheduler has not heard for 30 s (Dask's ``distributed.scheduler.locks.lease-timeout``), because it
+    sleeps or its machine is gone, loses it too: see `TrainingLock.check`.
     """
     name_of_lock = _name(client)
     lock = Lock(name_of_lock, scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
-    if not lock.acquire(timeout=POLL_SECONDS):  # type: ignore[no-untyped-call]
-        say(f"waiting: {training(client) or 'another run'} trains on this cluster")
+    absence, is_said = _Absence(client, name, lock), False
+    while not lock.acquire(timeout=POLL_SECONDS):  # type: ignore[no-untyped-call]
+        if absence.ends():
+            continue
+        if not is_said:
+            say(f"waiting: {training(client) or 'another run'} trains on this cluster")
+            is_said = True
         check()
-        while not lock.acquire(timeout=POLL_SECONDS):  # type: ignore[no-untyped-call]
-            check()
     mine = TrainingLock(client, name, lock)
     try:
         yield mine
@@ -150,4 +185,11 @@ def _name(client: Client) -> str:
 
 def _owner(client: Client) -> dict[str, Any]:
     found = client.get_metadata(TRAINING, default=None)  # type: ignore[no-untyped-call]
-    return found or {"name": None, "epoch": 0}
+    return {"name": None, "epoch": 0, "client": "", "lease": None, **(found or {})}
+
+
+def _is_gone(client: Client, owner: str) -> bool:
+    """Whether the last that the scheduler knows of this client is that its connection was closed."""
+    of_it = (event.get("action") for _, event in client.get_events(owner))
+    connections = [action for action in of_it if action in ("add-client", "remove-client")]
+    return connections[-1:] == ["remove-client"]

@@ -1,9 +1,13 @@
 """Turns on a real scheduler, taken by clients of their own."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGSTOP
 
 import dask.config
 import pytest
@@ -83,6 +87,95 @@ def test_who_slept_through_its_turn_is_refused_and_leaves_the_next_one_its_own(
                 slept.check()
             sleeping.__exit__(None, None, None)
             assert training(two) == "next"
+            mine.check()
+
+
+HOLDER = """
+import sys, time
+from distributed import Client
+from infra.cluster.training_lock import training_lock
+with Client(sys.argv[1], set_as_default=False) as client, training_lock(client, "killed", print):
+    print("holds", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def holder(scheduler: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has the turn."""
+    command = [sys.executable, "-c", HOLDER, scheduler]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(module.__file__).parents[2]) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "holds\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_run_that_was_killed_has_its_turn_again_at_once_and_leaves_it_to_another_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    with (
+        LocalCluster(
+            n_workers=0, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp", host="127.0.0.1"
+        ) as local,
+        Client(local, set_as_default=False) as client,
+    ):
+        with holder(local.scheduler_address) as process:
+            process.kill()
+            began = time.monotonic()
+            with training_lock(client, "killed", said.append):
+                assert time.monotonic() - began < 5  # and not the 30 s of Dask's
+            assert said == []
+        monkeypatch.setattr(module, "ASK_SECONDS", 0.0)
+        monkeypatch.setattr(module, "GONE_SECONDS", 3.0)
+        with holder(local.scheduler_address) as process:
+            process.kill()
+            began = time.monotonic()
+            with training_lock(client, "another", said.append):
+                assert 3 < time.monotonic() - began < 15
+            assert said == ["waiting: killed trains on this cluster"]
+        with training_lock(client, "the next", said.append):  # it is free
+            pass
+
+
+def test_whoever_stands_still_or_is_back_on_its_connection_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until Dask lets go of it, after the 30 s that nobody waits for here."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "GONE_SECONDS", 2.0)
+
+    class EnoughError(Exception):
+        pass
+
+    def enough() -> None:
+        if time.monotonic() > until_then:
+            raise EnoughError
+
+    async def break_off(dask_scheduler: Scheduler, owner: str) -> None:
+        dask_scheduler.client_comms[owner].abort()
+
+    with (
+        LocalCluster(
+            n_workers=0, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp", host="127.0.0.1"
+        ) as local,
+        Client(local, set_as_default=False) as one,
+        Client(local, set_as_default=False) as two,
+    ):
+        with holder(local.scheduler_address) as process:
+            process.send_signal(SIGSTOP)
+            until_then = time.monotonic() + 5
+            with pytest.raises(EnoughError), training_lock(two, "killed", str, enough):
+                pass
+        with training_lock(one, "mine", str) as mine:
+            one.run_on_scheduler(break_off, owner=one.id)
+            until_then = time.monotonic() + 5
+            with pytest.raises(EnoughError), training_lock(two, "another", str, enough):
+                pass
+            until(lambda: one.status == "running", 10)
+            connections = [event for _, event in two.get_events(one.id) if event["action"].endswith("-client")]
+            assert [event["action"] for event in connections] == ["add-client", "remove-client", "add-client"]
             mine.check()
 
 
