@@ -7,6 +7,7 @@ does it.
 """
 
 import asyncio
+import pickle
 import threading
 import time
 from collections import deque
@@ -45,6 +46,7 @@ class SimulatedFuture:
 
     key: str
     worker: "_Worker"
+    times: float = 1.0  # as long as its kind's call
     status: str = "pending"
     result: Measured[None] | None = None
     callbacks: list[Callable[["SimulatedFuture"], None]] = field(default_factory=list)
@@ -75,9 +77,9 @@ class _Worker:
     seen: float = field(default_factory=time.time)
     stopped: bool = False
 
-    def draw(self) -> tuple[float, str]:
-        """Seconds of its next call, and how that ends."""
-        seconds = self.kind.seconds * self.factor * float(np.exp(UNEVEN * self.draws.standard_normal()))
+    def draw(self, times: float) -> tuple[float, str]:
+        """Seconds of its next call, so many times as long as its kind's, and how that ends."""
+        seconds = times * self.kind.seconds * self.factor * float(np.exp(UNEVEN * self.draws.standard_normal()))
         fate = float(self.draws.random())
         if fate < self.kind.failures / 2:
             return seconds * float(self.draws.random()), "killed"
@@ -160,10 +162,10 @@ class SimulatedClient:
 
     # -- as a dispatch asks a client
 
-    def submit(self, *_: Any, key: str, workers: list[str], **__: Any) -> SimulatedFuture:
-        """Nothing is called: a worker only takes its time."""
-        worker = self._workers.get(workers[0])
-        future = SimulatedFuture(key, worker or _gone(workers[0]))
+    def submit(self, _: Any, sealed: bytes, *, key: str, workers: list[str], **__: Any) -> SimulatedFuture:
+        """Nothing is called: a worker only takes its time, so many times as the call's first argument says."""
+        (_, args), worker = pickle.loads(sealed), self._workers.get(workers[0])
+        future = SimulatedFuture(key, worker or _gone(workers[0]), args[0] if args else 1.0)
         self._loop.call_soon_threadsafe(self._arrive, future)
         return future
 
@@ -217,7 +219,7 @@ class SimulatedClient:
     def _begin(self, worker: _Worker) -> None:
         while worker.waiting and worker.at is None:
             if (future := worker.waiting.popleft()).status == "pending":
-                seconds, fate = worker.draw()
+                seconds, fate = worker.draw(future.times)
                 worker.at, worker.stopped = future, fate == "stopped"
                 self.stops += worker.stopped
                 self._loop.call_later(seconds, self._die if fate == "killed" else self._end, worker, future, seconds)

@@ -138,8 +138,8 @@ class Training:
         return self
 
     def _stop(self) -> None:
+        self.workplace.dispatch.stop()  # first: whoever reads what is said may stand still
         self.workplace.display.say("ending; what is under way is given up, and what was logged brought to MLflow")
-        self.workplace.dispatch.stop()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -7,6 +7,8 @@ from typing import Any
 
 from distributed import Client, Lock, semaphore
 
+from infra.process_identity import ProcessIdentity, read_identity
+
 TRAINING = ["rlvf", "training"]  # the scheduler's metadata: the run that trains, and how many have before it
 POLL_SECONDS = 1.0
 SURE_SECONDS = 10.0  # a third of what Dask gives a lock whose owner gives no sign
@@ -48,37 +50,53 @@ class TrainingLock:
         """Release: clear the owner."""
         self._announce(None)
 
+    @property
+    def lease(self) -> str | None:
+        """By which the scheduler knows this acquisition; None once it is released."""
+        return next(iter(vars(self.lock)["_leases"]), None)
+
     def _announce(self, name: str | None) -> None:
-        lease = next(iter(vars(self.lock)["_leases"]), None)  # that whoever waits may release: see `_Absence`
-        owner = {"name": name, "epoch": self._epoch, "client": self._client.id, "lease": lease}
+        process = ProcessIdentity.of_this().to_json()
+        owner = {"name": name, "epoch": self._epoch, "client": self._client.id, "process": process, "lease": self.lease}
         self._client.set_metadata(TRAINING, owner)  # type: ignore[no-untyped-call]
 
 
-class _Absence:
-    """Of the lock's owner, whose connection to the scheduler is closed, as that of a process that was killed is."""
+class _Owner:
+    """Of the lock that another run waits for."""
 
-    def __init__(self, client: Client, name: str, lock: Lock) -> None:
-        """`name`: of the run that waits."""
-        self._client, self._name, self._lock = client, name, lock
+    def __init__(self, client: Client, name_of_lock: str) -> None:
+        self._client, self._name_of_lock = client, name_of_lock
         self._asked = -float("inf")
-        self._lease: str | None = None
+        self._lease: str | None = None  # of an owner without a connection
         self._since = 0.0
 
-    def ends(self) -> bool:
-        """Release what an owner that is gone for good has left: the run itself, which waits here again, or one that has
-        not come back for `GONE_SECONDS`."""
+    def release_if_gone(self) -> bool:
+        """Release the lock if the owner's process has ended, as far as that can be seen from this machine, or if it has
+        not had a connection to the scheduler for `GONE_SECONDS`, as one that was killed on another."""
         now = time.monotonic()
         if now - self._asked < ASK_SECONDS or self._client.status != "running":
             return False
         self._asked, owner = now, _owner(self._client)
-        lease = owner["lease"] if owner["name"] is not None and _is_gone(self._client, owner["client"]) else None
+        lease = owner["lease"] if owner["name"] is not None and self._is_away(owner["client"]) else None
         if lease != self._lease:
             self._lease, self._since = lease, now
-        if lease is None or (owner["name"] != self._name and now - self._since < GONE_SECONDS):
+        process = read_identity(owner["process"])
+        if lease is None or (now - self._since < GONE_SECONDS and not (process and process.is_gone)):
             return False
-        scheduler: Any = self._client.scheduler
-        self._client.sync(scheduler.semaphore_release, name=self._lock.name, lease_id=lease)  # type: ignore[no-untyped-call]
+        release(self._client, self._name_of_lock, lease)
         return True
+
+    def _is_away(self, owner: str) -> bool:
+        """Whether the last that the scheduler knows of this client is that its connection was closed."""
+        of_it = (event.get("action") for _, event in self._client.get_events(owner))
+        connections = [action for action in of_it if action in ("add-client", "remove-client")]
+        return connections[-1:] == ["remove-client"]
+
+
+def release(client: Client, name_of_lock: str, lease: str) -> None:
+    """Release what another client has acquired, if it has it yet."""
+    scheduler: Any = client.scheduler
+    client.sync(scheduler.semaphore_release, name=name_of_lock, lease_id=lease)  # type: ignore[no-untyped-call]
 
 
 def wait_for_ever() -> None:
@@ -87,20 +105,26 @@ def wait_for_ever() -> None:
 
 @contextmanager
 def training_lock(
-    client: Client, name: str, say: Callable[[str], None], check: Callable[[], None] = wait_for_ever
+    client: Client,
+    name: str,
+    say: Callable[[str], None],
+    check: Callable[[], None] = wait_for_ever,
+    left: str | None = None,
 ) -> Iterator[TrainingLock]:
     """Acquire the lock, for as long as the context lasts. `check` is called once a second while another run has it;
-    what it raises ends the wait.
+    what it raises ends the wait. `left`: a lease of this run's, on a connection that broke before it could be released.
 
-    A run that is killed loses the lock at once to itself when it is resumed, and to another one after `GONE_SECONDS`.
+    A run that is killed loses the lock to whoever waits: at once on its own machine, after `GONE_SECONDS` elsewhere.
     One of which the scheduler has not heard for 30 s (Dask's ``distributed.scheduler.locks.lease-timeout``), because it
     sleeps or its machine is gone, loses it too: see `TrainingLock.check`.
     """
     name_of_lock = _name(client)
     lock = Lock(name_of_lock, scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
-    absence, is_said = _Absence(client, name, lock), False
+    owner, is_said = _Owner(client, name_of_lock), False
+    if left is not None:
+        release(client, name_of_lock, left)
     while not lock.acquire(timeout=POLL_SECONDS):  # type: ignore[no-untyped-call]
-        if absence.ends():
+        if owner.release_if_gone():
             continue
         if not is_said:
             say(f"waiting: {training(client) or 'another run'} trains on this cluster")
@@ -127,6 +151,7 @@ class TrainingLocks:
         self._mine: TrainingLock | None = None
         self._client: Client | None = None
         self._is_held = False  # by a `held` that goes on
+        self._left: str | None = None  # a lease that could not be released
 
     @contextmanager
     def held(
@@ -144,7 +169,8 @@ class TrainingLocks:
             return
         if self._mine is None or self._client is not client:
             self.close()
-            self._mine, self._client = self._kept.enter_context(training_lock(client, name, say, check)), client
+            mine = training_lock(client, name, say, check, self._left)
+            self._mine, self._client, self._left = self._kept.enter_context(mine), client, None
         with ExitStack() as ending:
             ending.callback(self.close)
             self._is_held = True
@@ -158,8 +184,10 @@ class TrainingLocks:
 
     def close(self) -> None:
         """Release what `held` has kept."""
-        self._mine = self._client = None
+        mine, self._mine, self._client = self._mine, None, None
         self._kept.close()
+        if mine is not None:
+            self._left = mine.lease
 
 
 def count_leases_by_steady_clock() -> None:
@@ -185,11 +213,4 @@ def _name(client: Client) -> str:
 
 def _owner(client: Client) -> dict[str, Any]:
     found = client.get_metadata(TRAINING, default=None)  # type: ignore[no-untyped-call]
-    return {"name": None, "epoch": 0, "client": "", "lease": None, **(found or {})}
-
-
-def _is_gone(client: Client, owner: str) -> bool:
-    """Whether the last that the scheduler knows of this client is that its connection was closed."""
-    of_it = (event.get("action") for _, event in client.get_events(owner))
-    connections = [action for action in of_it if action in ("add-client", "remove-client")]
-    return connections[-1:] == ["remove-client"]
+    return {"name": None, "epoch": 0, "client": "", "process": "", "lease": None, **(found or {})}

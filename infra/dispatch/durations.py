@@ -37,6 +37,12 @@ class Durations:
             self._longest[work] = max(took)
             self._longest_of_all = None
 
+    def forget(self, work: str) -> None:
+        """Forget the calls that did `work` so far."""
+        with self._lock:
+            del self._took[work], self._longest[work]
+            self._longest_of_all = None
+
     def longest(self, work: str | None = None) -> float | None:
         """Seconds of the longest of the last calls that did `work`, or of all; None where there was none."""
         with self._lock:

@@ -12,44 +12,43 @@ from infra.dispatch.speeds import Speeds
 
 
 class Firsts:
-    """Of the assignments that are out."""
+    """Of the assignments that are out; true where there may be any."""
 
     def __init__(self, out: Assignments, speeds: Speeds) -> None:
         self._out = out
         self._speeds = speeds
-        self._held: list[Assignment] = []  # the oldest first
-        self._shared: set[str] = set()  # workers whose first item another one took too
+        self._alone: dict[str, Assignment] = {}  # the last one of each such worker, the oldest first
+        self._shared: dict[str, Assignment] = {}  # those that another worker took too
+
+    def __bool__(self) -> bool:
+        return self._speeds.knows_any and bool(self._alone)
 
     def keep(self, workers: Collection[str]) -> None:
         """Forget all other workers."""
-        self._shared &= set(workers)
+        for known in (self._alone, self._shared):
+            for gone in known.keys() - workers:
+                del known[gone]
 
     def add(self, assigned: Assignment) -> None:
         """An assignment was made."""
+        self._alone.pop(assigned.worker, None)
         if self._speeds.cost(assigned.worker) is None and assigned.worker not in self._shared:
-            self._held.append(assigned)
+            self._alone[assigned.worker] = assigned
 
-    def alone(self, is_open: Callable[[Item], bool]) -> list[Assignment]:
-        """Those whose item nobody else has, once anything is known of anybody; the oldest first."""
-        if not self._speeds.knows_any:
-            return []
-        self._held = [held for held in self._held if self._out.held.get(held.worker) is held]
-        return [held for held in self._held if not held.late and is_open(held.item)]
-
-    def share(
-        self, worker: str, now: float, alone: list[Assignment], failed: Callable[[Item], Collection[str]]
-    ) -> Item | None:
-        """The item of the first of these that its worker has had for as long as this one takes for it; not one that
-        has `failed` on this one."""
+    def share(self, worker: str, now: float, may_take: Callable[[Item, str], bool]) -> Item | None:
+        """The item of the oldest of these that its worker has had for as long as this one takes for it, if nobody else
+        has it and this one may take it."""
         if not self._speeds.knows(worker) or (mine := self._speeds.cost(worker)) is None:
             return None
-        for held in alone:
+        for held in list(self._alone.values()):
+            if self._out.held.get(held.worker) is not held:
+                del self._alone[held.worker]  # it has answered
+                continue
             if held.waited(now) < mine.seconds(held.item.units):
                 break
-            if worker not in (held.worker, *held.item.without, *failed(held.item)):
-                alone.remove(held)
+            if len(self._out.of(held.item)) == 1 and held.worker != worker and may_take(held.item, worker):
                 held.late = held.is_first = True
-                self._shared.add(held.worker)
+                self._shared[held.worker] = self._alone.pop(held.worker)
                 return held.item
         return None
 
@@ -58,11 +57,13 @@ class Firsts:
         for assigned in self._out.of(item):
             if assigned.is_first:
                 assigned.late = assigned.is_first = False
-                self._shared.discard(assigned.worker)
+                del self._shared[assigned.worker]
+                self._alone = {assigned.worker: assigned, **self._alone}  # it is among the oldest
 
     def late(self, now: float, limit: Callable[[str], float]) -> list[Assignment]:
         """Those that are shared and late by now, after so many seconds, once each: they count as late from then on."""
-        late = [held for held in self._held if held.is_first and held.waited(now) > limit(held.worker)]
+        out = (each for each in self._shared.values() if each.is_first and self._out.held.get(each.worker) is each)
+        late = [assigned for assigned in out if assigned.waited(now) > limit(assigned.worker)]
         for assigned in late:
             assigned.is_first = False
         return late

@@ -32,6 +32,7 @@ class Assignment:
     since: float
     finished: float | None = None  # when its worker had done it; the result is being fetched
     late: bool = False  # another worker has the item too
+    was_late: bool = False  # before it was finished
     is_first: bool = False  # and that for no fault of this one's: nothing is known of it yet
 
     def waited(self, now: float) -> float:
@@ -44,6 +45,7 @@ class Assignments:
 
     def __init__(self) -> None:
         self.held: dict[str, Assignment] = {}  # of workers that have not done what they have
+        self.changed: set[str] = set()  # workers whose entry in it is another than when this was emptied
         self._of: dict[Item, list[Assignment]] = {}
 
     def __iter__(self) -> Iterator[Assignment]:
@@ -61,12 +63,14 @@ class Assignments:
         """One more; the same."""
         self._of.setdefault(assigned.item, []).append(assigned)
         self.held[assigned.worker] = assigned
+        self.changed.add(assigned.worker)
         return assigned
 
     def answered(self, assigned: Assignment) -> None:
         """Its worker has done it."""
         if self.held.get(assigned.worker) is assigned:
             del self.held[assigned.worker]
+            self.changed.add(assigned.worker)
 
     def remove(self, assigned: Assignment) -> None:
         """One less."""

@@ -1,5 +1,6 @@
 """Which assignments of a call are late: plain data, without a clock or a cluster."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 from infra.dispatch.durations import Durations, late_after
@@ -22,6 +23,7 @@ class Lateness:
         self._out = out
         self._speeds = speeds
         self._took = Durations()  # by worker
+        self._count: Counter[str] = Counter()  # of those, by worker
         self._took_late: dict[str, float] = {}  # seconds of a late assignment: all that is known of some workers
         self._found: list[Item] = []  # those that were late at the last look
         self._looked: tuple[float, frozenset[str]] | None = None  # when that was, and who was quiet
@@ -29,15 +31,19 @@ class Lateness:
     def keep(self, workers: Collection[str]) -> None:
         """Forget what is known of all other workers."""
         self._took.keep(workers)
-        for gone in self._took_late.keys() - workers:
-            del self._took_late[gone]
+        for known in (self._took_late, self._count):
+            for gone in known.keys() - workers:
+                del known[gone]
 
     def add(self, assigned: Assignment, seconds: float) -> None:
         """An assignment took so many."""
         if assigned.late and not assigned.is_first:
             self._took_late[assigned.worker] = seconds
-        else:
-            self._took.add(assigned.worker, seconds)
+            return
+        if self._count[assigned.worker] == 1:  # its first one has imported, loaded and compiled
+            self._took.forget(assigned.worker)
+        self._count[assigned.worker] += 1
+        self._took.add(assigned.worker, seconds)
 
     def limit(self, worker: str, units: int = 1, *, quiet: bool = False) -> float:
         """Seconds after which an assignment of this worker is late: by its own, a late one of its, all workers'; and by

@@ -4,7 +4,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -170,15 +170,16 @@ class LeaseQueue:
         first, others = self._schedule.done(assigned)
         self._forget(others)
         self._unawait()
-        cuts = out.batch.cuts if first else None
-        made = None if cuts is None else cuts.made(assigned.item.index, back.result)
+        made, seconds = None, back.seconds - back.loading.seconds
+        with nullcontext() if first else suppress(Exception):  # a second result was not checked
+            made = None if out.batch.cuts is None else out.batch.cuts.made(assigned.item.index, back.result)
         tokens = out.batch.tokens(assigned.item.index) if made is None else int(made.tokens)
-        self._calls.timeline.add(back.span(self._call, at, tokens))
+        self._calls.timeline.add(back.span(self._call, at, tokens if first else 0))
+        over = first and out.batch.done(assigned.item.index, back.result, out.worker)
+        if made is not None:
+            self._schedule.measured(assigned, made, seconds, first=first, over=over)
         if not first:
             return
-        over = out.batch.done(assigned.item.index, back.result, out.worker)
-        if made is not None:
-            self._schedule.measured(assigned, made, back.seconds - back.loading.seconds, over=over)
         if over:
             out.batch.returned.put((assigned.item.index, back.result))
         else:

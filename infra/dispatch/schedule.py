@@ -13,19 +13,18 @@ given whole, or left to faster workers. Where nothing was measured, an idle work
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from math import ceil
 
 from infra.dispatch.firsts import Firsts
 from infra.dispatch.items import Assignment, Assignments, Item
 from infra.dispatch.lateness import Lateness
-from infra.dispatch.shares import Free, is_sooner, share
-from infra.dispatch.speeds import Cost, Made, Speeds
+from infra.dispatch.outlook import Outlook
+from infra.dispatch.shares import is_sooner, share
+from infra.dispatch.speeds import Made, Speeds
 
-OVERDUE = 1.5  # times its expected time, after which nobody counts on a worker
-Costs = Mapping[str, Cost]  # by worker
-Queued = tuple[tuple[int, ...], int]  # the order and the number of a batch
+LOOKS = 8  # idle workers, one after the other, for which there is nothing: the others are looked at in the next turns
 
 
 class Schedule:
@@ -42,9 +41,12 @@ class Schedule:
         self._out = Assignments()
         self.lateness = Lateness(self._out, self.speeds, late_after)
         self._firsts = Firsts(self._out, self.speeds)
+        self._outlook = Outlook(self._out, self.speeds)
         self._idle_since: dict[str, float] = {}  # by worker
         self._declined: dict[str, float] = {}  # since when an idle worker leaves what waits to others
         self._tried: Counter[str] = Counter()  # how often it was given something all the same
+        self._passed: dict[str, int] = {}  # in which turn an idle worker got nothing last
+        self._turn = 0
         self._cut = cut
         self._made: dict[Item, Made] = {}  # of items that go on, so far; by their first slice
 
@@ -58,7 +60,7 @@ class Schedule:
         self.lateness.keep(workers)
         self._firsts.keep(workers)
         self.speeds.keep(workers)
-        for known in (self._idle_since, self._declined, self._tried):
+        for known in (self._idle_since, self._declined, self._tried, self._passed):
             for gone in known.keys() - workers:
                 del known[gone]
 
@@ -73,31 +75,41 @@ class Schedule:
     ) -> list[Assignment]:
         """The new assignments of idle workers. `silent` ones get none, nor do `quiet` ones, which give no sign of life,
         where there are others."""
-        alone = self._firsts.alone(self._open.__contains__)
         if not (has_any := self._has_any(now, quiet)):
             self._declined.clear()
-        if (has_any or alone) and not self._out.held.keys() >= set(workers):
-            known = [worker for worker in workers if worker not in silent]
-            answering = [worker for worker in known if worker not in quiet] or known
-            idle = [worker for worker in answering if worker not in self._out.held]
-            idle.sort(key=lambda worker: self._idle_since.get(worker, 0.0))
-            made = (self._assigned(worker, answering, now, quiet, alone) for worker in idle)
-            return [assigned for assigned in made if assigned is not None]
-        return []
+        if not (has_any or self._firsts) or self._out.held.keys() >= set(workers):
+            return []
+        known = [worker for worker in workers if worker not in silent]
+        answering = [worker for worker in known if worker not in quiet] or known
+        idle = [worker for worker in answering if worker not in self._out.held]
+        many = len(idle) > LOOKS
+        idle.sort(key=lambda each: (self._passed.get(each, 0) if many else 0, self._idle_since.get(each, 0.0)))
+        self._outlook.look(answering, now, lambda: set(self._waiting) & self._open)
+        made: list[Assignment] = []
+        passed, self._turn = 0, self._turn + 1
+        for worker in idle:
+            if (assigned := self._assigned(worker, self._outlook, quiet)) is not None:
+                made.append(assigned)
+                passed = 0
+                continue
+            self._passed[worker] = self._turn
+            if (passed := passed + 1) == LOOKS:
+                break
+        return made
 
-    def _assigned(
-        self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str], alone: list[Assignment]
-    ) -> Assignment | None:
+    def _assigned(self, worker: str, outlook: Outlook, quiet: Collection[str]) -> Assignment | None:
         """A new assignment of this worker, if anything waits, is late or is another's first, that it should have."""
-        item = self._next(worker, workers, now, quiet) if self._has_any(now, quiet) else None
-        if (
-            item is None
-            and (item := self._firsts.share(worker, now, alone, lambda item: self.failed.get(item, ()))) is None
-        ):
+        item, waited = self._next(worker, outlook, quiet) if self._has_any(outlook.now, quiet) else (None, False)
+        if item is None and (item := self._firsts.share(worker, outlook.now, self._may_take)) is None:
             return None
-        assigned = self._out.add(Assignment(item, worker, now))
+        assigned = self._out.add(Assignment(item, worker, outlook.now))
+        outlook.given(assigned, waited=waited)
         self._firsts.add(assigned)
         return assigned
+
+    def _may_take(self, item: Item, worker: str) -> bool:
+        """Whether a worker may do what nobody else does but who has it for the first time."""
+        return item in self._open and worker not in item.without and worker not in self.failed.get(item, ())
 
     def _has_any(self, now: float, quiet: Collection[str]) -> bool:
         """Whether any item waits, or is late."""
@@ -109,40 +121,31 @@ class Schedule:
         while self._waiting and self._waiting[0] not in self._open:
             heapq.heappop(self._waiting)
 
-    def _next(self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str]) -> Item | None:
-        """The first item in the queue for `worker`, the late ones of other workers among them."""
+    def _next(self, worker: str, outlook: Outlook, quiet: Collection[str]) -> tuple[Item | None, bool]:
+        """The first item in the queue for `worker`, the late ones of other workers among them; whether it waited."""
         for_others: list[Item] = []
-        units, left, costs = 0, False, self.speeds.costs(workers)
-        waiting = self._units_waiting() if costs else {}
+        units, left, workers = 0, False, outlook.workers
         while self._waiting:
             if not self._is_for_others(self._waiting[0], worker, workers):
-                if units := self._share(self._waiting[0], worker, workers, now, costs, waiting):
+                if units := self._share(self._waiting[0], worker, outlook):
                     break
                 left = True
             for_others.append(heapq.heappop(self._waiting))
             self._drop_done()
-        late = (item for item in self._overdue(now, quiet) if self._may_have(item, worker, workers))
-        overdue = min(late, default=None)
-        found = overdue
-        if self._waiting and (overdue is None or self._waiting[0] <= overdue):
-            found = self._cut_to(heapq.heappop(self._waiting), units)
-        elif overdue is not None:
-            for assigned in self._out.of(overdue):
+        late = (item for item in self._overdue(outlook.now, quiet) if self._may_have(item, worker, workers))
+        found, waited = min(late, default=None), False
+        if self._waiting and (found is None or self._waiting[0] <= found):
+            found, waited = self._cut_to(heapq.heappop(self._waiting), units), True
+        elif found is not None:
+            for assigned in self._out.of(found):
                 assigned.late = True
         for item in for_others:
             heapq.heappush(self._waiting, item)
         if found is None and left:
-            self._declined.setdefault(worker, now)
+            self._declined.setdefault(worker, outlook.now)
         else:
             self._declined.pop(worker, None)
-        return found
-
-    def _units_waiting(self) -> Mapping[Queued, int]:
-        """By the order and the number of their batch."""
-        waiting: Counter[Queued] = Counter()
-        for item in set(self._waiting) & self._open:
-            waiting[item.order, item.batch] += item.units
-        return waiting
+        return found, waited
 
     def _cut_to(self, item: Item, units: int) -> Item:
         """The item with its first so many units; the rest waits in its place."""
@@ -155,41 +158,26 @@ class Schedule:
         heapq.heappush(self._waiting, rest)
         return first
 
-    def _share(
-        self, item: Item, worker: str, workers: Sequence[str], now: float, costs: Costs, waiting: Mapping[Queued, int]
-    ) -> int:
+    def _share(self, item: Item, worker: str, outlook: Outlook) -> int:
         """Units of the item that the worker should have; 0 where others will have done all of its batch before."""
         begun = item.slice > 0 or item.without or self.deaths[item] or item in self.failed
         sizes = None if begun else item.sizes
-        if not costs:
-            idle = len(set(workers) - self._out.held.keys())
-            return item.units if sizes is None else min(ceil(item.units / idle), sizes.first)
-        ahead = sum(units for batch, units in waiting.items() if batch <= (item.order, item.batch))
-        mine, others = costs[worker], list(self._others(item, worker, workers, costs, now))
-        units = item.units if sizes is None else min(share(ahead, mine, others, sizes.seconds), item.units)
-        if sizes is not None and self.speeds.cost(worker) is None:
-            return min(units, sizes.first)
+        if outlook.costs is None:
+            return item.units if sizes is None else min(ceil(item.units / outlook.idle), sizes.first)
+        mine, place = outlook.costs.of(worker), outlook.costs.place[worker]
+        units = least = item.units if sizes is None else 1
+        ahead, pool = outlook.ahead(item), outlook.pool(outlook.costs, self._left_out(item, outlook.workers))
+        if sizes is not None:
+            most = min(self.speeds.most(worker) or sizes.first, item.units)
+            units = min(share(ahead, mine, pool, place, sizes.seconds), most)
         seconds = mine.seconds(units)
-        if not self.speeds.knows(worker) or not is_sooner(ahead, item.units if sizes is None else 1, others, seconds):
+        if not self.speeds.knows(worker) or not is_sooner(ahead, least, pool, place, seconds):
             self._tried[worker] = 0
             return units
-        if now - self._declined.get(worker, now) <= seconds * 2 ** self._tried[worker]:
+        if outlook.now - self._declined.get(worker, outlook.now) <= seconds * 2 ** self._tried[worker]:
             return 0
         self._tried[worker] += 1  # it may not be slow any more, and does not often hold others up if it is
         return units
-
-    def _others(self, item: Item, worker: str, workers: Sequence[str], costs: Costs, now: float) -> Iterator[Free]:
-        """Who else may do the item, but for those that are overdue."""
-        for other in workers:
-            if other == worker or self._is_for_others(item, other, workers):
-                continue
-            left = 0.0
-            if (at := self._out.held.get(other)) is not None:
-                expected, waited = costs[other].seconds(at.item.units), at.waited(now)
-                if waited > OVERDUE * expected:
-                    continue
-                left = max(0.0, expected - waited)
-            yield Free(left + costs[other].fixed, costs[other].each)
 
     def _may_have(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
         """Whether a late item may go to this worker too."""
@@ -197,11 +185,15 @@ class Schedule:
 
     def _is_for_others(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
         """Whether the item failed on `worker`, or is to be done without it, and one of `workers` has not tried it."""
+        return worker in self._left_out(item, workers)
+
+    def _left_out(self, item: Item, workers: Sequence[str]) -> frozenset[str]:
+        """On whom the item failed, and who is to be done without, where one of `workers` has not tried it."""
         out = item.without | self.failed.get(item, set())
-        if worker not in out:
-            return False
+        if not out:
+            return out
         tried = out | {at.worker for at in self._out.of(item)}
-        return any(other not in tried for other in workers)
+        return out if any(worker not in tried for worker in workers) else frozenset()
 
     def _overdue(self, now: float, quiet: Collection[str]) -> list[Item]:
         """Items that wait for nobody but late workers."""
@@ -218,18 +210,21 @@ class Schedule:
     def finished(self, assigned: Assignment, now: float) -> None:
         """The assignment's worker has done it, and may have the next one."""
         self.lateness.add(assigned, now - assigned.since)
-        assigned.finished, assigned.late = now, False
+        assigned.finished, assigned.late, assigned.was_late = now, False, assigned.late and not assigned.is_first
         self._out.answered(assigned)
         self._idle_since[assigned.worker] = now
 
-    def measured(self, assigned: Assignment, made: Made, seconds: float, *, over: bool) -> None:
-        """What an assignment has made of its item in so many seconds without waits for weights; `over`: there is no
-        more to be made of it."""
-        self.speeds.add(assigned.worker, made, seconds)
+    def measured(self, assigned: Assignment, made: Made, seconds: float, *, first: bool, over: bool) -> None:
+        """What an assignment has made of its item in so many seconds without waits for weights; whether its result was
+        the `first` of the item, and there is no more to be made of it (`over`)."""
+        add = self.speeds.add if first and not assigned.was_late else self.speeds.anew
+        add(assigned.worker, made, seconds)
+        if not first:
+            return
         before = self._made.pop(replace(assigned.item, slice=0), Made(0.0, 0.0))
         so_far = Made(before.steps + made.steps, before.tokens + made.tokens)
         if over:
-            self.speeds.over(assigned.item.units, so_far)
+            self.speeds.over(assigned.worker, assigned.item.units, so_far)
         else:
             self._made[replace(assigned.item, slice=0)] = so_far
 
@@ -261,6 +256,8 @@ class Schedule:
 
     def withdraw(self, batch: int) -> list[Assignment]:
         """Drop the items of a batch; the assignments to be cancelled."""
+        for item in [item for item in self._out.items() if item.batch == batch]:
+            self._firsts.unshare(item)
         self._made = {item: made for item, made in self._made.items() if item.batch != batch}
         self._open = {item for item in self._open if item.batch != batch}
         for item in [item for item in self.deaths if item.batch == batch]:

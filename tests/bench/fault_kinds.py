@@ -22,7 +22,7 @@ from tests.flows.accidents import kill_in_call
 from tests.processes import until
 
 AFTER = 3  # the fault is made when this step is logged
-AWAY, LONG = 20.0, 600.0  # seconds of what comes back by itself
+AWAY, LONGER, LONG = 20.0, 30.0, 600.0  # seconds of what comes back by itself
 VERSIONS = 10  # that a generator sleeps through
 FAULT = "share.fault"  # the file that says what happens to the storage of runs
 DISK = "96m"  # the small disk, which two checkpoints and two versions of the tiny policy fit on
@@ -248,7 +248,7 @@ FAULTS: Mapping[str, Fault] = {
     f"the Dask scheduler stops for {AWAY:.0f} s": Fault(partial(stop_service, "scheduler")),
     f"Prefect's server stops for {AWAY:.0f} s": Fault(partial(stop_service, "prefect")),
     f"MLflow's server stops for {AWAY:.0f} s": Fault(partial(stop_service, "mlflow")),
-    f"the runs' folder is away for {AWAY:.0f} s": Fault(partial(lose_storage, AWAY), ends=True),
+    f"the runs' folder is away for {LONGER:.0f} s": Fault(partial(lose_storage, LONGER), ends=True),
     f"the runs' folder is away for {LONG:.0f} s": Fault(partial(lose_storage, LONG), ends=True, long=True),
     f"the runs' storage is slow for {AWAY:.0f} s": Fault(partial(spoil_share, SLOW), around=share, lacks=lacks_fuse),
     f"the runs' quota is used up for {AWAY:.0f} s": Fault(

@@ -49,8 +49,8 @@ def test_the_scheduler_is_not_asked_who_is_there_for_each_lease() -> None:
 def test_a_figure_is_of_the_steps_after_the_warm_up() -> None:
     at, computed, scheduled = [5.0, 10.0, 12.0, 14.0, 16.0], [3.0, 4.0, 4.1, 4.2, 4.3], [1.0, 2.0, 2.3, 2.6, 2.9]
     assert WARM_UP == 2
-    found = figure(8, 10, at, computed, scheduled, [9e6, 5e6, 1e6, 2e6, 3e6])
-    assert (found.step_seconds, found.memory_mb) == (2.0, 3.0)
+    found = figure(8, [9, 10, 11], at, computed, scheduled, [9e6, 5e6, 1e6, 2e6, 3e6])
+    assert (found.leases, found.step_seconds, found.memory_mb) == (10, 2.0, 3.0)
     assert found.coordinator_seconds == pytest.approx(0.1)
     assert found.scheduler_seconds == pytest.approx(0.3)
     assert found.share == pytest.approx(0.2)
@@ -63,7 +63,8 @@ def test_a_row_for_each_number(capsys: pytest.CaptureFixture[str], monkeypatch: 
     main("bench generators --generators 2,5 --seconds 0.05 --steps 3 --failures 0 --json".split())
     out, err = capsys.readouterr()
     rows = json.loads(out)["generators"]
-    assert [(row["generators"], row["leases"], row["deaths"]) for row in rows] == [(2, 2, 0), (5, 5, 0)]
+    assert [(row["generators"], row["deaths"]) for row in rows] == [(2, 0), (5, 0)]
+    assert all(row["leases"] >= row["generators"] for row in rows)  # cut to what each should have
     assert all(0 < row["share"] < 1 for row in rows)
     assert all(0.02 < row["step_seconds"] < 5 for row in rows)
     assert len(err.splitlines()) == 3
@@ -92,7 +93,8 @@ def test_a_mistake_is_one_line(words: str, said: str, capsys: pytest.CaptureFixt
 def test_a_row_of_processes_that_sleep() -> None:
     alone = {process.pid for process in psutil.Process().children(recursive=True)}
     found = asleep(2, 0.3, 3, 0)
-    assert (found.generators, found.leases, found.deaths) == (2, 2, 0)
+    assert (found.generators, found.deaths) == (2, 0)
+    assert found.leases >= 2
     assert 0.1 < found.step_seconds < 10
     assert 0 < found.coordinator_seconds < found.step_seconds
     assert found.scheduler_seconds > 0

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import SIGSTOP
 
@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster, Scheduler, semaphore
 from infra.cluster import training_lock as module
 from infra.cluster.settings import DASK_SETTINGS
 from infra.cluster.training_lock import TrainingLockLostError, TrainingLocks, training, training_lock
+from infra.process_identity import ProcessIdentity
 from tests.conftest import free_port, running_scheduler
 from tests.processes import until
 
@@ -113,9 +114,10 @@ def holder(scheduler: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_run_that_was_killed_has_its_turn_again_at_once_and_leaves_it_to_another_after_a_while(
+def test_the_turn_of_a_run_that_was_killed_is_taken_at_once_on_its_machine_and_after_a_while_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And not after the 30 s of Dask's."""
     said: list[str] = []
     with (
         LocalCluster(
@@ -125,19 +127,49 @@ def test_a_run_that_was_killed_has_its_turn_again_at_once_and_leaves_it_to_anoth
     ):
         with holder(local.scheduler_address) as process:
             process.kill()
+            process.wait()
             began = time.monotonic()
-            with training_lock(client, "killed", said.append):
-                assert time.monotonic() - began < 5  # and not the 30 s of Dask's
+            with training_lock(client, "another", said.append):
+                assert time.monotonic() - began < 5
             assert said == []
         monkeypatch.setattr(module, "ASK_SECONDS", 0.0)
         monkeypatch.setattr(module, "GONE_SECONDS", 3.0)
+        monkeypatch.setattr(module, "read_identity", lambda _: ProcessIdentity("another machine", 1, 0.0))
         with holder(local.scheduler_address) as process:
             process.kill()
             began = time.monotonic()
-            with training_lock(client, "another", said.append):
+            with training_lock(client, "killed", said.append):  # be it of the same name
                 assert 3 < time.monotonic() - began < 15
             assert said == ["waiting: killed trains on this cluster"]
         with training_lock(client, "the next", said.append):  # it is free
+            pass
+
+
+def test_a_run_whose_connection_broke_has_its_own_turn_again_at_once() -> None:
+    said: list[str] = []
+
+    async def break_off(dask_scheduler: Scheduler, owner: str) -> None:
+        dask_scheduler.client_comms[owner].abort()
+
+    with (
+        LocalCluster(
+            n_workers=0, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp", host="127.0.0.1"
+        ) as local,
+        Client(local, set_as_default=False) as other,
+        Client(local, set_as_default=False) as broken,
+    ):
+        locks = TrainingLocks()
+        with suppress(KeyError), locks.held(broken, "mine", said.append):
+            other.run_on_scheduler(break_off, owner=broken.id)
+            until(lambda: broken.status != "running", 10, every=0.001)
+            raise KeyError
+        with Client(local, set_as_default=False) as renewed:
+            began = time.monotonic()
+            with locks.held(renewed, "mine", said.append):
+                assert time.monotonic() - began < 5
+                assert training(other) == "mine"
+        assert said == []
+        with training_lock(other, "the next", said.append):  # it is free
             pass
 
 

@@ -24,10 +24,12 @@ class Generator:
     first: float = 0.0  # more, of its first lease: imports and weights
     joins: float = 0.0  # when it is there
     dies: float = float("inf")
+    slows: float = float("inf")  # when it does, as other work begins there
+    times: float = 1.0  # as long as before
 
-    def seconds(self, prompts: int) -> float:
-        """Of a lease of so many."""
-        return self.step * LONGEST + self.token * LENGTH * prompts
+    def seconds(self, prompts: int, now: float = 0.0) -> float:
+        """Of a lease of so many, begun at `now`."""
+        return (self.step * LONGEST + self.token * LENGTH * prompts) * (self.times if now >= self.slows else 1)
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Cluster:
     sizes: Sizes | None
     noise: float = 0.0  # share by which a lease may take more or less
     seed: int = 0
+    late_after: float = 1e6
     now: float = 0.0
     done: Counter[str] = field(default_factory=Counter)  # prompts, by worker
     took: dict[int, float] = field(default_factory=dict)  # when each batch was whole
@@ -45,7 +48,7 @@ class Cluster:
     busy: Counter[str] = field(default_factory=Counter)  # seconds
 
     def __post_init__(self) -> None:
-        self.schedule = Schedule(1e6, cut=self._cut)
+        self.schedule = Schedule(self.late_after, cut=self._cut)
         self._count: Counter[int] = Counter()  # items of each batch
         self._left: Counter[int] = Counter()  # prompts of each
         self._coming: list[tuple[float, int, Assignment]] = []
@@ -76,7 +79,7 @@ class Cluster:
             self.schedule.deaths[lost.item] += 1
         for lease in self.schedule.hand_out(there, self.now):
             of = self.generators[lease.worker]
-            seconds = of.seconds(lease.item.units) * (1 + self.noise * self._random.uniform(-1, 1))
+            seconds = of.seconds(lease.item.units, self.now) * (1 + self.noise * self._random.uniform(-1, 1))
             if lease.worker not in self._begun:
                 seconds += of.first
             self._begun.add(lease.worker)
@@ -90,11 +93,11 @@ class Cluster:
                 continue
             self.schedule.finished(lease, self.now)
             first, _ = self.schedule.done(lease)
-            if not first:
-                assert lease.is_first  # another one took it too
-                continue
             item, took = lease.item, self.now - lease.since
-            self.schedule.measured(lease, Made(LONGEST, LENGTH * item.units), took, over=True)
+            self.schedule.measured(lease, Made(LONGEST, LENGTH * item.units), took, first=first, over=first)
+            if not first:
+                assert lease.is_first or self.late_after < 1e6  # another one took it too
+                continue
             self.done[lease.worker] += item.units
             self.busy[lease.worker] += took
             self._left[item.batch] -= item.units

@@ -17,7 +17,7 @@ def known(schedule: Schedule, worker: str, seconds: float = 4.0) -> None:
         schedule.add([item(index, batch=-1)])
         (assigned,) = schedule.hand_out([worker], 0)
         schedule.finished(assigned, seconds)
-        schedule.measured(assigned, Made(10, 40), seconds, over=True)
+        schedule.measured(assigned, Made(10, 40), seconds, first=True, over=True)
         schedule.done(assigned)
 
 
@@ -111,3 +111,37 @@ def test_one_that_does_not_answer_in_time_counts_as_late_once() -> None:
     schedule.add([replace(item(0, batch=1), without=frozenset({"a"}))])
     assert schedule.hand_out(["new", "a"], 25) == []  # it is for others
     assert [each.worker for each in schedule.hand_out(["new", "a"], 25, silent={"new"})] == ["a"]
+
+
+def test_one_worker_takes_it_and_no_third_one_be_it_late_by_then() -> None:
+    schedule = Schedule(10)
+    known(schedule, "a")
+    known(schedule, "b")
+    schedule.add([item(0)])
+    (fresh,) = schedule.hand_out(["new"], 10)
+    (copy,) = schedule.hand_out(["new", "a", "b"], 100)  # later than `late_after` and any patience
+    assert (copy.worker, copy.item) == ("a", fresh.item)
+    assert schedule.hand_out(["new", "a", "b"], 101) == []
+
+
+def test_a_batch_that_is_withdrawn_leaves_its_worker_free() -> None:
+    schedule = Schedule(600)
+    known(schedule, "a")
+    schedule.add([item(0)])
+    (fresh,) = schedule.hand_out(["new"], 10)
+    (copy,) = schedule.hand_out(["new", "a"], 15)
+    assert {id(each) for each in schedule.withdraw(0)} == {id(fresh), id(copy)}
+    schedule.add([item(0, batch=1), item(1, batch=1)])
+    assert {each.worker for each in schedule.hand_out(["a", "new"], 16)} == {"a", "new"}
+
+
+def test_of_calls_whose_results_tell_nothing_of_speed_nothing_is_kept() -> None:
+    schedule = Schedule(600)
+    for batch in range(200):
+        schedule.add([item(0, batch)])
+        (assigned,) = schedule.hand_out([f"w{batch % 3}"], batch)
+        schedule.finished(assigned, batch + 0.5)
+        schedule.done(assigned)
+    assert len(schedule._firsts._alone) == 3  # the last one of each worker
+    schedule.keep(["w0"])
+    assert len(schedule._firsts._alone) == 1

@@ -29,6 +29,21 @@ def test_late_is_what_takes_a_multiple_of_a_worker_s_own_longest() -> None:
     assert Schedule(100).lateness.limit("a") == 100
 
 
+def test_what_the_first_one_took_counts_until_there_is_another() -> None:
+    """It has imported, loaded and compiled."""
+    schedule = Schedule(2)
+    schedule.add(items(0, (0,), 3))
+    now = 0.0
+    for seconds, longest in ((60, 60), (2, 2), (3, 3)):
+        (lease,) = schedule.hand_out(["a"], now)
+        now += seconds
+        schedule.finished(lease, now)
+        schedule.done(lease)
+        assert schedule.lateness.limit("a") == longest * PATIENCE
+    schedule.keep([])
+    assert schedule.lateness.limit("a") == PATIENCE * UNMEASURED_SECONDS
+
+
 def measured(patience: float = PATIENCE) -> Schedule:
     """One in which a and b have done a lease of a second each."""
     schedule = Schedule(10)

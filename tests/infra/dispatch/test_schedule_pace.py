@@ -10,7 +10,7 @@ def back(schedule: Schedule, lease: Assignment, now: float) -> None:
     """The lease is done at `now`."""
     schedule.finished(lease, now)
     schedule.done(lease)
-    schedule.measured(lease, Made(0.0, 1.0), now - lease.since, over=True)
+    schedule.measured(lease, Made(0.0, 1.0), now - lease.since, first=True, over=True)
 
 
 def paced(first: float = 0.0, **seconds: float) -> Schedule:

@@ -2,15 +2,17 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infra.dispatch.items import Item
-from infra.dispatch.schedule import Schedule
+from infra.dispatch.schedule import LOOKS, Schedule
 from infra.dispatch.shares import Sizes
-from tests.infra.dispatch.generators import LENGTH, Cluster, Generator
+from infra.dispatch.speeds import Made
+from tests.infra.dispatch.generators import LENGTH, LONGEST, Cluster, Generator
 
 SIZES = Sizes(first=8, seconds=30.0)
 
@@ -133,3 +135,51 @@ def test_tokens_are_shared_as_speeds_are(step: float) -> None:
     share = rate["slow"] / sum(rate.values())
     assert cluster.done["slow"] / sum(cluster.done.values()) == pytest.approx(share, rel=0.15)
     assert cluster.busy["slow"] > 0.95 * cluster.now
+
+
+@pytest.mark.parametrize("times", [3, 8])
+def test_a_generator_that_has_become_slow_is_soon_known_as_one_and_batches_take_no_longer_than_without_it(
+    times: int,
+) -> None:
+    workers = {"steady": Generator(1 / LENGTH), "slowed": Generator(1 / LENGTH, slows=100.0, times=times)}
+    cluster = Cluster(workers, SIZES, noise=0.1, late_after=10.0)
+    cluster.run(24, 32, 8, 0)
+    ends = sorted(cluster.took.values())
+    last = [later - earlier for earlier, later in pairwise(ends)][-10:]
+    assert (
+        sum(last) / len(last) < 32
+    )  # what the steady one alone would need; 26 with the other's third, 28 with its eighth
+    known = cluster.schedule.speeds.cost("slowed")
+    assert known is not None
+    assert known.each == pytest.approx(times, rel=0.3)
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+@pytest.mark.parametrize("count", [2, 8])
+def test_no_lease_takes_much_longer_than_it_should_whatever_times_vary_by(count: int, noise: float) -> None:
+    alike = Generator(token=21 / 8 / LENGTH, step=9 / LONGEST)  # 8 prompts take 30 s, of which steps take 9
+    for seed in range(3):
+        cluster = Cluster({f"w{at}": alike for at in range(count)}, SIZES, noise=noise, seed=seed)
+        cluster.run(12, 16 * count, 8, 1)
+        assert max(to - at for _, _, at, to in cluster.leases) < 2.5 * SIZES.seconds
+
+
+def test_of_many_idle_workers_few_are_looked_at_in_a_turn_and_all_in_their_turn() -> None:
+    schedule = cutting()
+    everybody = ["fast", *(f"w{at}" for at in range(3 * LOOKS))]
+    for worker in everybody:
+        for _ in range(2):
+            schedule.add([replace(item(8), batch=-1, order=(-1,), sizes=None)])
+            (lease,) = schedule.hand_out([worker], 0)
+            schedule.finished(lease, 1)
+            schedule.measured(lease, Made(1.0, 8.0), 0.8 if worker == "fast" else 800.0, first=True, over=True)
+            schedule.done(lease)
+    schedule.add([item(8)])
+    assert units(schedule.hand_out(["fast"], 10)) == [("fast", 8)]
+    schedule.add([replace(item(4), batch=1, order=(2,))])
+    looked: list[str] = []
+    share = schedule._share
+    schedule._share = lambda of, worker, outlook: looked.append(worker) or share(of, worker, outlook)  # type: ignore[method-assign, func-returns-value]
+    for turn in range(3):
+        assert schedule.hand_out(everybody, 10.1) == []  # the fast one will have done it before
+        assert len(set(looked)) == (turn + 1) * LOOKS
