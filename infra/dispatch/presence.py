@@ -2,7 +2,7 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from infra.cluster.placement import Offer
@@ -11,6 +11,7 @@ GRACE_SECONDS = 5.0  # a worker that is there again by then was not gone: it was
 GATHER_SECONDS = 1.0  # for what comes at once
 PAUSE_SECONDS = 10.0  # between two lots of lines
 NAMED = 4  # workers in a line
+Words = tuple[str, str]  # for one and for many
 AGAIN, JOINED, GONE, LEFT, STARTED = (
     ("is there again", "are there again"),
     ("has joined", "have joined"),
@@ -24,22 +25,35 @@ AGAIN, JOINED, GONE, LEFT, STARTED = (
 class _Worker:
     """All of one name."""
 
+    said: Words | None = None  # of it last; of what was there first, that it has joined
     addresses: frozenset[str] = frozenset()  # where it was last
     leaves: bool = False  # it was asked to
     lacking: float | None = None  # since when it is not there
-    is_said: bool = False  # that it is gone
+    moved: bool = False  # it is another process than that of which was said
+
+    def is_there(self, addresses: frozenset[str], *, leaves: bool) -> None:
+        self.moved |= self.addresses.isdisjoint(addresses)
+        self.addresses, self.leaves, self.lacking = addresses, leaves, None
+
+    def news(self, now: float) -> Words | None:
+        """What has changed since something was said of it; None where that is so, or so again."""
+        is_known = self.said not in (None, GONE, LEFT)
+        if self.lacking is not None and now >= self.lacking + GRACE_SECONDS:
+            return (LEFT if self.leaves else GONE) if is_known else None
+        if not is_known:
+            return JOINED if self.said is None else AGAIN
+        return STARTED if self.moved else None
 
 
 class Presence:
-    """Says how the scheduler's answers differ, one from the next. Safe to use from several threads at once."""
+    """Says how what is there differs from what was said last. Safe to use from several threads at once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._lock = threading.Lock()
         self._asked = self._said = -float("inf")  # when the newest answer was, and the last lines
         self._workers: dict[str, _Worker] = {}  # all that were ever there, by name
-        self._news: dict[str, tuple[str, str]] = {}  # by name, in words for one and for many
-        self._since = 0.0  # when the oldest of them was
+        self._since: float | None = None  # when the oldest of the news was
 
     def tell(self, asked: float, there: Iterable[Offer]) -> None:
         """Who was there at `asked`, by time.monotonic. Nothing is said of the first answer."""
@@ -50,44 +64,32 @@ class Presence:
             if asked <= self._asked:
                 return
             is_first, self._asked = not self._workers, asked
-            had_news = bool(self._news)
-            for name, of in offers.items():
-                if (news := self._is_there(name, of)) is not None and not is_first:
-                    self._news[name] = news
-            for name in self._workers.keys() - offers.keys():
-                if (news := self._is_lacking(self._workers[name], asked)) is not None:
-                    self._news[name] = news
-            if not had_news:
-                self._since = asked
-            if not self._news or asked < max(self._since + GATHER_SECONDS, self._said + PAUSE_SECONDS):
+            self._notice(offers, is_first=is_first)
+            news = {name: words for name, worker in self._workers.items() if (words := worker.news(asked)) is not None}
+            if not news:
+                self._since = None
                 return
-            self._said = asked
-            lots: dict[tuple[str, str], list[str]] = defaultdict(list)
-            for name, words in self._news.items():
+            self._since = asked if self._since is None else self._since
+            if asked < max(self._since + GATHER_SECONDS, self._said + PAUSE_SECONDS):
+                return
+            self._said, self._since = asked, None
+            lots: dict[Words, list[str]] = defaultdict(list)
+            for name, words in news.items():
+                self._workers[name].said, self._workers[name].moved = words, False
                 lots[words].append(name)
-            self._news.clear()
         for words, names in lots.items():
             self._say(_line(sorted(names), *words))
 
-    def _is_there(self, name: str, offers: list[Offer]) -> tuple[str, str] | None:
-        worker, is_new = self._workers.get(name), name not in self._workers
-        if worker is None:
-            worker = self._workers[name] = _Worker()
-        addresses = frozenset(offer.address for offer in offers)
-        news = JOINED if is_new else AGAIN if worker.is_said else None
-        if news is None and worker.addresses.isdisjoint(addresses):
-            news = STARTED
-        worker.addresses, worker.leaves = addresses, all(offer.leaves for offer in offers)
-        worker.lacking, worker.is_said = None, False
-        return news
-
-    def _is_lacking(self, worker: _Worker, now: float) -> tuple[str, str] | None:
-        if worker.lacking is None:
-            worker.lacking = now
-        if worker.is_said or now < worker.lacking + GRACE_SECONDS:
-            return None
-        worker.is_said = True
-        return LEFT if worker.leaves else GONE
+    def _notice(self, offers: Mapping[str, list[Offer]], *, is_first: bool) -> None:
+        for name, of in offers.items():
+            addresses, leaves = frozenset(offer.address for offer in of), all(offer.leaves for offer in of)
+            if name in self._workers:
+                self._workers[name].is_there(addresses, leaves=leaves)
+            else:
+                self._workers[name] = _Worker(JOINED if is_first else None, addresses, leaves)
+        for name in self._workers.keys() - offers.keys():
+            if self._workers[name].lacking is None:
+                self._workers[name].lacking = self._asked
 
 
 def _line(names: list[str], one: str, many: str) -> str:

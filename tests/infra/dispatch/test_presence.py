@@ -72,6 +72,31 @@ def test_many_are_gathered_in_a_line_and_one_that_comes_and_goes_fills_no_screen
     assert lines_of(*flapping) == [(2, "jetson has joined"), (65, "laptop is gone")]
 
 
+def test_what_is_undone_before_it_is_said_is_no_news() -> None:
+    both, pc = [LAPTOP, JETSON], offer("pc")
+    joined = [(0, both), (10, [*both, pc])]
+    assert lines_of(*joined, (11, [JETSON, pc]), (19, [*both, pc]), (30, [*both, pc])) == [(11, "pc has joined")]
+    assert lines_of(*joined, (12, [*both, pc, TRAINER]), (13, [*both, pc]), (40, [*both, pc, TRAINER])) == [
+        (11, "pc has joined"),
+        (41, "trainer has joined"),
+    ]
+    assert lines_of(*joined, (11, [JETSON, pc]), (19, [offer("laptop", 2), JETSON, pc])) == [
+        (11, "pc has joined"),
+        (21, "laptop was started again"),
+    ]
+
+
+def test_news_that_are_not_undone_wait_for_their_line_beside_some_that_are() -> None:
+    pc = offer("pc")
+    assert lines_of(
+        (0, [LAPTOP, JETSON]),
+        (10, [LAPTOP, JETSON, pc]),
+        (11, [pc]),
+        (20, [JETSON, pc]),
+        (31, [LAPTOP, JETSON, pc]),
+    ) == [(11, "pc has joined"), (21, "laptop is gone"), (32, "laptop is there again")]
+
+
 def test_an_older_answer_that_comes_late_says_nothing() -> None:
     said: list[str] = []
     one = Presence(said.append)
