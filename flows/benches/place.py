@@ -3,8 +3,10 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -81,6 +83,30 @@ class MarkedHome:
     def service(self, name: str) -> psutil.Process:
         (child,) = psutil.Process(self.supervisor(name)).children()
         return child
+
+
+@dataclass
+class FreshHome:
+    """One that is removed when its context ends, unless something has `failed`."""
+
+    folder: Path
+    failed: bool = False
+
+
+@contextmanager
+def fresh_home(prefix: str) -> Iterator[FreshHome]:
+    """A new home, which is kept, and named on stderr, where what is done in it fails or raises."""
+    home = FreshHome(Path(tempfile.mkdtemp(prefix=prefix)))
+    try:
+        yield home
+    except (Exception, SystemExit):
+        home.failed = True
+        raise
+    finally:
+        if home.failed:
+            print(f"its home is kept, with all logs: {home.folder}", file=sys.stderr, flush=True)
+        else:
+            shutil.rmtree(home.folder)
 
 
 @contextmanager

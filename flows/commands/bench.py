@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
@@ -283,17 +282,18 @@ def _soak(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
         raise ValueError(f"--seed {given.seed}: give 0 or more")
     check_model(given.policy, runs_uri())
     with put_off():
+        from flows.benches.place import fresh_home
         from flows.benches.soak import soaked
 
     policy = str(Path(given.policy).resolve()) if Path(given.policy).is_dir() else given.policy
     options = {"policy": policy, "problems": whole_problems(given.problems)}
-    with tempfile.TemporaryDirectory(prefix="rlvf-soak-") as home:
-        say = partial(print, file=table, flush=True)
-        found = soaked(Path(home), options, given.minutes, given.every, given.seed, say)
+    say = partial(print, file=table, flush=True)
+    with fresh_home("rlvf-soak-") as home:
+        found = soaked(home.folder, options, given.minutes, given.every, given.seed, say)
+        home.failed = bool(broken := [check.name for check in found.checks if not check.passed])
     for check in found.checks:
         print(f"{'ok' if check.passed else 'FAILED':<8}{check.name}: {check.figure}", file=table)
     print(f"{found.steps:,} steps and {len(found.faults)} faults in {found.seconds / 60:.1f} minutes", file=table)
-    broken = [check.name for check in found.checks if not check.passed]
     return {"soak": asdict(found), "broken": broken}
 
 

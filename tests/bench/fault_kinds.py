@@ -25,6 +25,7 @@ AFTER = 3  # the fault is made when this step is logged
 AWAY, LONGER, LONG = 20.0, 30.0, 600.0  # seconds of what comes back by itself
 VERSIONS = 10  # that a generator sleeps through
 FAULT = "share.fault"  # the file that says what happens to the storage of runs
+NOT_THERE = "or its disk is no longer there"  # what is said of the folder of a run
 DISK = "96m"  # the small disk, which two checkpoints and two versions of the tiny policy fit on
 CLOCKS = {"g0": "+1h", "t": "-1h", "v": "+1h"}  # what they are set to
 FAKETIME = "/usr/lib/{}/faketime/libfaketime.so.1"  # of the Debian package libfaketime
@@ -55,6 +56,7 @@ class Fault:
 
     make: Callable[[Accident], None]
     ends: bool = False  # the run may end by it, and is resumed then
+    says: str = ""  # what its last line says then; a run that is killed says nothing
     around: Callable[[Stage], AbstractContextManager[object]] = lambda _: nullcontext()  # as the run finds things
     lacks: Callable[[], str] = lambda: ""  # what this machine lacks for it
     long: bool = False  # it takes ten minutes
@@ -82,9 +84,10 @@ def damage_weights(accident: Accident) -> None:
     files = [file for file in (accident.run / "weights").glob("v*/*") if file.suffix != ".json"]
     assert files
     for file in files:
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data)
+        with suppress(FileNotFoundError):  # of a version that was removed just now
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
 
 
 def kill_service(name: str, accident: Accident) -> None:
@@ -248,13 +251,21 @@ FAULTS: Mapping[str, Fault] = {
     f"the Dask scheduler stops for {AWAY:.0f} s": Fault(partial(stop_service, "scheduler")),
     f"Prefect's server stops for {AWAY:.0f} s": Fault(partial(stop_service, "prefect")),
     f"MLflow's server stops for {AWAY:.0f} s": Fault(partial(stop_service, "mlflow")),
-    f"the runs' folder is away for {LONGER:.0f} s": Fault(partial(lose_storage, LONGER), ends=True),
-    f"the runs' folder is away for {LONG:.0f} s": Fault(partial(lose_storage, LONG), ends=True, long=True),
+    f"the runs' folder is away for {LONGER:.0f} s": Fault(partial(lose_storage, LONGER), ends=True, says=NOT_THERE),
+    f"the runs' folder is away for {LONG:.0f} s": Fault(
+        partial(lose_storage, LONG), ends=True, says=NOT_THERE, long=True
+    ),
     f"the runs' storage is slow for {AWAY:.0f} s": Fault(partial(spoil_share, SLOW), around=share, lacks=lacks_fuse),
     f"the runs' quota is used up for {AWAY:.0f} s": Fault(
-        partial(spoil_share, QUOTA), ends=True, around=share, lacks=lacks_fuse
+        partial(spoil_share, QUOTA),
+        ends=True,
+        says="the quota of the storage is used up",
+        around=share,
+        lacks=lacks_fuse,
     ),
-    f"the runs' disk is full for {AWAY:.0f} s": Fault(fill_disk, ends=True, around=small_disk, lacks=may_mount),
+    f"the runs' disk is full for {AWAY:.0f} s": Fault(
+        fill_disk, ends=True, says="no space left on the disk", around=small_disk, lacks=may_mount
+    ),
     "the clocks of three machines are set wrong by an hour": Fault(
         set_clocks, around=settable_clocks, lacks=has_faketime
     ),

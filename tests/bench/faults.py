@@ -8,7 +8,8 @@ fault, a run of `rlvf train` at staleness 0, in which it is made once. A table i
 - lost: seconds by which the longest step since the fault was longer than the median of an undisturbed run;
 - back: seconds until what was killed answers again, or offers its work again;
 - whether the run went on by itself or was resumed, every step stands once in `metrics.jsonl` and in MLflow, and the
-  weights at the end are bit for bit those of the undisturbed run. One of these that is not so ends the command with 1.
+  weights at the end are bit for bit those of the undisturbed run; and, where it ended, whether it said why. One of
+  these that is not so ends the command with 1, and leaves the home as it is.
 
 With --times, medians and the worst of so many runs. --policy takes one that is warm, such as
 $RLVF_HOME/warmup/...; the tiny policy is warmed up otherwise, which takes minutes.
@@ -18,7 +19,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -26,8 +26,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from signal import SIGKILL
 from statistics import median
 
+from flows.benches.place import fresh_home
+from flows.benches.soak import last_line
 from flows.benches.stage import OPTIONS, PATIENCE, Stage, staged, times
 from tests.bench.fault_kinds import AFTER, FAULTS, LONG, VERSIONS, Accident, Fault
 from tests.flows.accidents import check_steps
@@ -58,33 +61,40 @@ def trained(stage: Stage, name: str, fault: Fault | None, usual: float, weights:
 
 def _trained(stage: Stage, name: str, fault: Fault | None, usual: float, weights: str) -> Found:
     run = stage.run_folder(name)
-    faults = []
-    with ThreadPoolExecutor(1) as pool, stage.train("--run", name) as process:
+    log, faults = stage.place.home / f"{name}.log", []
+    with ThreadPoolExecutor(1) as pool, stage.train("--run", name, log=log) as process:
         accident = Accident(stage, run, process)
         making = None if fault is None else pool.submit(make_after, fault, accident)
-        _, said = process.communicate(timeout=LONG + PATIENCE)
+        process.wait(LONG + PATIENCE)
         resumed = fault is not None and fault.ends and process.returncode != 0
-        if resumed:
-            print(f"it ended, and said last: {' '.join(said.strip().splitlines()[-1:])}", file=sys.stderr, flush=True)
+        if fault is not None and resumed:
+            print(f"it ended, and said last: {last_line(log)}", file=sys.stderr, flush=True)
+            faults += wrong_end(fault, process.returncode, last_line(log))
             assert making is not None
             making.exception(PATIENCE)  # once what it lacked is back
-            with stage.shell.started("train", "--json", "--resume", name) as process:
-                _, said = process.communicate(timeout=PATIENCE)
+            with stage.shell.started("train", "--json", "--resume", name, log=log) as process:
+                process.wait(PATIENCE)
         accident.over.set()
         if making is not None and (error := making.exception(PATIENCE)) is not None:
             faults.append(f"it could not be made, or did not come back: {error}")
     if process.returncode != 0:
-        faults.append(f"exit code {process.returncode}: {said.strip().splitlines()[-1]}")
+        faults.append(f"exit code {process.returncode}: {last_line(log)}")
     try:
         check_steps(stage, run, stage.steps)
+        if weights and digest(run, stage.steps) != weights:
+            faults.append("other weights")
     except (AssertionError, OSError, KeyError) as error:
         faults.append(f"not every step was made and logged once: {error}")
-    if weights and not faults and digest(run, stage.steps) != weights:
-        faults.append("other weights")
     at = times(run)
     first = sum(time <= accident.at for time in at)
     gaps = [later - earlier for earlier, later in pairwise(at[max(0, first - 1) :])]
     return Found(max(gaps, default=0) - usual, accident.back, resumed, tuple(faults))
+
+
+def wrong_end(fault: Fault, code: int, line: str) -> list[str]:
+    """What is wrong with a run that ended by this fault with this last line: it says why, unless it was killed."""
+    is_right = fault.says in line if fault.says else code == -SIGKILL
+    return [] if is_right else [f"it ended with {code}, and said last: {line}"]
 
 
 def make_after(fault: Fault, accident: Accident) -> None:
@@ -104,7 +114,8 @@ def row(name: str, found: Sequence[Found]) -> str:
         return f"{max(0.0, median(values)):.1f}{worst}"
 
     back = [each.back for each in found if each.back is not None]
-    how = "resumed" if found[0].resumed else "goes on"
+    resumed = sum(each.resumed for each in found)
+    how = {0: "goes on", len(found): "resumed"}.get(resumed, f"{resumed} of {len(found)} resumed")
     bad = sorted({fault for each in found for fault in each.faults})
     cells = [name, how, seconds([each.lost for each in found]), seconds(back), "; ".join(bad) or "the same"]
     return f"| {' | '.join(cells)} |"
@@ -134,11 +145,9 @@ def main() -> None:
             print(f"not made: {name}: {lacks}", file=sys.stderr)
     wanted = {name: FAULTS[name] for name in named if not FAULTS[name].lacks()}
     by_name: dict[str, list[Found]] = {name: [] for name in wanted}
-    with tempfile.TemporaryDirectory(prefix="rlvf-faults-") as folder:
-        os.environ["RLVF_HOME"] = folder
-        with staged(
-            Path(folder), {**OPTIONS, "policy": given.policy, "problems": given.problems}, given.steps
-        ) as stage:
+    with fresh_home("rlvf-faults-") as home:
+        os.environ["RLVF_HOME"] = str(home.folder)
+        with staged(home.folder, {**OPTIONS, "policy": given.policy, "problems": given.problems}, given.steps) as stage:
             if (undisturbed := trained(stage, "undisturbed", None, 0.0, "")).faults:
                 sys.exit(f"the run without a fault: {'; '.join(undisturbed.faults)}")
             at = times(stage.run_folder("undisturbed"))
@@ -149,6 +158,7 @@ def main() -> None:
                 for number, (name, fault) in enumerate(wanted.items()):
                     found = trained(stage, f"fault-{number}-{turn}", fault, usual, weights)
                     by_name[name].append(found)
+                    home.failed = home.failed or bool(found.faults)
                     print(row(name, [found]), file=sys.stderr, flush=True)
             stage.client.close()  # it would say that it has lost the scheduler
             stage.place.rlvf("down")
@@ -159,7 +169,7 @@ def main() -> None:
             "| what breaks | the run | lost, s | back after, s | steps and weights |\n| --- | --- | --- | --- | --- |"
         )
         print("\n".join(row(name, of) for name, of in by_name.items()))
-    sys.exit(any(each.faults for of in by_name.values() for each in of))
+    sys.exit(home.failed)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -121,18 +122,22 @@ def test_a_mistake_is_one_line(words: str, said: str, capsys: pytest.CaptureFixt
     assert said in line
 
 
-def test_a_soak_that_found_something_ends_with_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_soak_that_found_something_ends_with_1_and_leaves_its_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from flows.benches import soak
     from flows.benches.check import Check
 
     checks = Check("all", True, "10"), Check("memory of x", False, "1 → 9 MB")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(soak, "soaked", lambda *_: Soaked(60.0, 10, (), checks, {}, {}))
     with pytest.raises(SystemExit) as ended:
         main(["bench", "soak"])
     assert ended.value.code == 1
-    assert "FAILED  memory of x: 1 → 9 MB\n" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "FAILED  memory of x: 1 → 9 MB\n" in out
+    (home,) = tmp_path.iterdir()
+    assert err.startswith(f"its home is kept, with all logs: {home}\n")
 
 
 def test_a_reading_that_fails_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
