@@ -25,6 +25,7 @@ LIKE_QWEN3_06B = {
     "head_dim": 128,
     "tie_word_embeddings": True,
 }
+RECOMMENDED = "--algorithm cispo --algorithm.correction divergence"  # for old batches
 
 
 @pytest.fixture(scope="module")
@@ -155,14 +156,50 @@ def test_the_tiny_policy_is_not_sent_to_learn_words_without_a_line() -> None:
 def test_a_clip_around_a_policy_of_several_versions_ago_is_warned_of(name: str) -> None:
     clips = name in {"grpo", "dr_grpo", "dapo", "gspo", "sapo", "ppo", "reinforce_pp"}
     plain = AlgorithmSpec(name=name)
-    assert [len(notes_on_staleness(staleness, plain)) for staleness in (0, 1, 2, 8)] == [0, 0, clips, clips]
-    for line in notes_on_staleness(8, plain):
-        assert line.startswith(f"warning: with staleness 8 {name} clips around a policy of up to 8 versions ago")
-        assert "\n" not in line
-    assert notes_on_staleness(8, AlgorithmSpec(name=name, proximal="recomputed")) == []
+    assert [len(notes_on_staleness(staleness, plain)) for staleness in (0, 1, 2, 3)] == [0, 0, clips, clips]
+    for staleness in (2, 8) if clips else ():
+        (line,) = notes_on_staleness(staleness, plain)
+        assert line.startswith(
+            f"warning: with staleness {staleness} {name} clips around a policy of up to {staleness} versions ago"
+        )
+        assert line.index(RECOMMENDED) < line.index("--algorithm.proximal recomputed")
+        assert ("at staleness 8 the tiny policy ended at" in line) == (staleness == 8)
+    assert notes_on_staleness(3, AlgorithmSpec(name=name, proximal="recomputed")) == []
     if name != "m2po":
         masked = AlgorithmSpec.model_validate({"name": name, "correction": {"kind": "mask"}})
         assert len(notes_on_staleness(8, masked)) == clips  # which gives what is clipped no gradient back
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("proximal", ["behaviour", "recomputed", "interpolated"])
+def test_batches_of_several_versions_ago_that_nothing_corrects_are_warned_of(name: str, proximal: str) -> None:
+    def notes(staleness: int, correction: str = "none") -> list[str]:
+        given = {"name": name, "proximal": proximal, "correction": {"kind": correction}}
+        return notes_on_staleness(staleness, AlgorithmSpec.model_validate(given))
+
+    if name == "m2po":  # is a mask itself
+        assert notes(64) == []
+        return
+    clips = ALGORITHMS[name].trust_region and proximal == "behaviour"
+    assert [len(notes(staleness)) for staleness in (0, 1, 3, 4, 64)] == [0, 0, clips, 1, 1]
+    if not clips:
+        (line,) = notes(8)
+        assert line == (
+            "warning: with staleness 8 batches are up to 8 versions old, and algorithm.correction is none; from 4 on "
+            f"docs/asynchrony.md recommends {RECOMMENDED}; at staleness 8 the tiny policy ended at 0.971 to 0.974 with "
+            "cispo and divergence, of three seeds, and at 0.623 with cispo alone, of one (docs/benchmarks.md, Old "
+            "batches)"
+        )
+        assert [notes(8, kind) for kind in ("mask", "sequence_mask", "divergence")] == [[]] * 3
+
+
+def test_what_a_warning_says_of_old_batches_is_what_the_docs_say() -> None:
+    pages = Path(__file__).parents[3] / "docs"
+    assert RECOMMENDED in (pages / "asynchrony.md").read_text()
+    _, _, measured = (pages / "benchmarks.md").read_text().partition("### Old batches\n")
+    rows = [line for line in measured.partition("\n## ")[0].splitlines() if line.startswith("| 8 |")]
+    assert any("| mask by `divergence` | 0.971, 0.971, 0.974 |" in line for line in rows)
+    assert any("| none | **0.623** (seed 0) |" in line for line in rows)
 
 
 def test_workers_that_no_call_is_placed_on_are_said_and_how_they_get_one() -> None:
