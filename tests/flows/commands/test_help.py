@@ -105,6 +105,8 @@ def test_the_version_is_that_of_the_installed_program(capsys: pytest.CaptureFixt
             ("max-tokens", "sampling.max_tokens"),
             ("cliprange", "algorithm.clip"),
         ),
+        *(("max_head_offpolicyness", "staleness"), ("rollout.max_head_offpolicyness", "staleness")),
+        *(("tis", "algorithm.correction"), ("truncated_importance_sampling", "algorithm.correction")),
         *(("data.train_files", "problems"), ("reward_funcs", "verifier"), ("temperature", "sampling.temperature")),
     ],
 )
@@ -113,6 +115,24 @@ def test_a_name_that_others_use_gets_ours(refused: Callable[..., str], tmp_path:
     (tmp_path / "my.yaml").write_text(f"{name}: 1\n")
     meant = {"problems": "problems", "verifier": "verifier"}.get(ours, ours)
     assert refused("train", "--config", "my.yaml") == f"my.yaml: unknown key {name}; did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "importance_sampling_level",
+            "the ratio of a whole completion is gspo's (--algorithm gspo); other losses take each token's",
+        ),
+        (
+            "partial_rollout",
+            "from staleness 1 on completions go on by themselves, with newer weights (inflight.weights) and on "
+            "whichever generator is free (batch.slice_seconds)",
+        ),
+    ],
+)
+def test_what_others_have_an_option_for_is_said(refused: Callable[..., str], name: str, said: str) -> None:
+    assert refused("train", f"--{name}", "sequence") == f"unknown option --{name}: {said}"
 
 
 def test_every_usual_name_leads_to_an_option() -> None:
