@@ -45,8 +45,8 @@ class MeasuredStep:
     calls: Mapping[str, Mapping[str, MeasuredCall]]  # by call and worker
     waiting: Mapping[str, Mapping[str, float]]  # seconds a step that a call waited for weights, by worker
     delayed: Mapping[str, float]  # seconds a step that a call waited for a core, on all workers
-    leases: Mapping[str, float]  # a step
-    tokens: Mapping[str, float]  # a step, of all leases; their number where they say nothing
+    leases: Mapping[str, float]  # a step, without those that were dropped
+    tokens: Mapping[str, float]  # a step, of these leases; their number where they say nothing
     handing_over: float  # seconds from an update to the first call with its version: publication beside bookkeeping
     logging: float  # seconds from an update to the next one: bookkeeping
     training: float  # share of the step in which the worker of the updates computes: the median
@@ -111,9 +111,10 @@ def step_of(
     by_pair: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in spans:
         by_pair[span.call, span.worker].append(span)
-    by_call: dict[str, list[Span]] = defaultdict(list)
+    needed: dict[str, list[Span]] = defaultdict(list)  # by call: of a lease that two workers had done, the first
     for span in spans:
-        by_call[span.call].append(span)
+        if not span.dropped:
+            needed[span.call].append(span)
     calls: dict[str, dict[str, MeasuredCall]] = defaultdict(dict)
     waiting: dict[str, dict[str, float]] = defaultdict(dict)
     delayed: dict[str, float] = defaultdict(float)
@@ -123,7 +124,7 @@ def step_of(
         warm = each[1:] or each
         wants = min(wanted(warm), machines[worker].cores) if worker in machines else wanted(warm)
         working = max(mean(map(own_seconds, warm)), mean(span.computing for span in warm) / wants)
-        size = _size(warm) or _size(by_call[call]) or 1.0
+        size = _size(warm) or _size(needed[call]) or 1.0
         timed = tuple(Timed(span.tokens, own_seconds(span)) for span in warm[-NEWEST:])
         calls[call][worker] = MeasuredCall(working, wants, len(each), size, timed)
         waiting[call][worker] = mean(span.loading for span in warm) * len(each) / steps
@@ -142,8 +143,8 @@ def step_of(
         calls={call: dict(by) for call, by in calls.items()},
         waiting=dict(waiting),
         delayed=dict(delayed),
-        leases={call: len(each) / steps for call, each in by_call.items()},
-        tokens={call: (_size(each) or 1.0) * len(each) / steps for call, each in by_call.items()},
+        leases={call: len(each) / steps for call, each in needed.items()},
+        tokens={call: (_size(each) or 1.0) * len(each) / steps for call, each in needed.items()},
         handing_over=max(publishing, logging),
         logging=logging,
         training=median(known["perf/trainer_busy"] or [0.0]),

@@ -43,6 +43,7 @@ class Span:
     delayed: Moment = 0.0  # that its thread was ready and had none (0 where not Linux), waits for weights left out
     tokens: Annotated[int, Field(ge=0)] = 0  # that it has drawn, or read; 0: not known
     lost: bool = False  # the worker died or vanished in it
+    dropped: bool = False  # its result came second, so that it counts for nothing
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Measured(Generic[T]):
     delayed: float = 0.0
     leaving: bool = False  # its worker was asked to leave by then
 
-    def span(self, call: str, end: float, tokens: int = 0) -> Span:
+    def span(self, call: str, end: float, tokens: int = 0, *, dropped: bool = False) -> Span:
         """The span of the call, which came back at `end` with so many tokens."""
         of = self.loading.fetched
         return Span(
@@ -110,6 +111,7 @@ class Measured(Generic[T]):
             computing=self.computing,
             delayed=self.delayed,
             tokens=tokens,
+            dropped=dropped,
         )
 
 
