@@ -162,7 +162,7 @@ class LeaseQueue:
         """Have the batch check a result, and take it."""
         check = out.batch.check
         if check is not None and self._schedule.wants(assigned) and (why := check(assigned.item.index, back.result)):
-            self._calls.timeline.add(back.span(self._call, at))
+            self._calls.timeline.add(back.span(self._call, at, dropped=True))
             self._schedule.give_back(assigned)
             self._calls.exclusions.refuse(self._call, out.worker, why)
             self._leave_out(out.worker)
@@ -174,7 +174,7 @@ class LeaseQueue:
         with nullcontext() if first else suppress(Exception):  # a second result was not checked
             made = None if out.batch.cuts is None else out.batch.cuts.made(assigned.item.index, back.result)
         tokens = out.batch.tokens(assigned.item.index) if made is None else int(made.tokens)
-        self._calls.timeline.add(back.span(self._call, at, tokens if first else 0))
+        self._calls.timeline.add(back.span(self._call, at, tokens, dropped=not first))
         over = first and out.batch.done(assigned.item.index, back.result, out.worker)
         if made is not None:
             self._schedule.measured(assigned, made, seconds, first=first, over=over)

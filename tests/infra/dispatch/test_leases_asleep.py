@@ -1,12 +1,13 @@
 """Workers that fell asleep with an item that another one has done meanwhile."""
 
+import concurrent.futures
 import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
 from infra.cluster.placement import Offer
-from infra.cluster.timeline import Timeline
+from infra.cluster.timeline import Loading, Measured, Timeline
 from infra.dispatch.handed_out import HandedOut
 from infra.dispatch.lease_batch import LeaseBatch
 from infra.dispatch.leases import LeaseQueue
@@ -41,3 +42,30 @@ def test_who_is_lost_with_an_item_that_is_done_does_not_end_the_batch() -> None:
         queue._lose(assigned)
     assert batch.returned.empty(), batch.returned.get()
     assert batch.number in queue._batches
+
+
+def test_the_span_of_a_result_that_came_second_says_that_it_was_dropped() -> None:
+    workers = {name: Offer(name, name, {}) for name in "ab"}
+    calls = SimpleNamespace(
+        timeline=Timeline(), silent=set(), forget=lambda *_: None, unawait=lambda _: None, took=None, lacking={}
+    )
+    queue = LeaseQueue(cast("Any", calls), "generate", attempts=3, patience=60, late_after=10)
+    batch = LeaseBatch(len, [(0,)], (), None, (), lambda *_: True, lambda _: frozenset())
+    queue._batches[batch.number] = batch
+    queue._schedule.add(batch.waiting())
+    assigned = []
+    for now, name in ((0, "a"), (1000, "b")):  # a is late
+        (one,) = queue._schedule.hand_out([name], now)
+        queue._out[one] = HandedOut(batch, workers[name], cast("Any", SimpleNamespace(status="finished")), time.time())
+        assigned.append(one)
+    for one in reversed(assigned):
+        fetched: concurrent.futures.Future[Measured[Any]] = concurrent.futures.Future()
+        fetched.set_result(Measured(one.worker, one.worker, one.worker, 5.0, Loading()))
+        queue._schedule.finished(one, 1001)
+        queue._fetched(one, time.time(), fetched)
+    assert [(span.worker, span.dropped, span.lost) for span in calls.timeline.take()] == [
+        ("b", False, False),
+        ("a", True, False),
+    ]
+    assert batch.returned.get_nowait() == (0, "b")
+    assert batch.returned.empty()
