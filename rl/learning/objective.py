@@ -110,8 +110,24 @@ class PassObjective:
             seen: dict[str, Tensor] = {"entropy": entropy, "mismatch_kl": torch.expm1(gap) - gap, **metrics}
             if apart is not None:
                 seen["kl_reference"] = apart
+            if KEPT in metrics:
+                seen[WEIGHTS] = self._weights(logprobs)
+                seen[SQUARES] = seen[WEIGHTS].square()
             added = torch.stack([(self._of.weight * value).sum(), *(of.sum().float() for of in seen.values())])
         return dict(zip(("loss", *seen), added.tolist(), strict=True))
+
+    def _weights(self, logprobs: Tensor) -> Tensor:
+        """[N] weight of each token in the gradient: that of its term of the policy loss by log pi, where |A| is 1. So
+        the ratio counts as the algorithm cuts, clips or gates it, times old/mu as that is cut, and 0 where a token is
+        left out."""
+        one = replace(self._of, advantage=torch.where(self._of.advantage > 0, 1.0, -1.0), reference=None)
+        signed = PassObjective(one, self._completion, self._scale)
+        signed._sequence_log_ratio, signed._sequence_gap = self._sequence_log_ratio, self._sequence_gap
+        with torch.enable_grad():
+            at = logprobs.detach().requires_grad_()
+            value, _, _ = signed._terms(at, slice(None))
+            (gradient,) = torch.autograd.grad(value.sum(), at)
+        return gradient.abs()
 
     def _terms(self, logprobs: Tensor, part: slice) -> tuple[Tensor, Mapping[str, Tensor], Tensor | None]:
         """[C] terms of the policy loss, the algorithm's metrics, and the divergence from the reference. Raises
@@ -131,22 +147,18 @@ class PassObjective:
             value = torch.where(of.kept[part], value, 0.0)
             metrics["masked_fraction"] = ~of.kept[part]
         if of.correction.kind != "none":
-            value, corrected = self._corrected(value, logprobs.detach(), old, part)
-            metrics |= corrected
+            kept = self._kept(logprobs.detach(), old, part)
+            value = torch.where(kept, value, 0.0)
+            metrics[KEPT] = kept
         if of.reference is None:
             return value, metrics, None
         return value, metrics, divergence(logprobs, of.reference[part], of.estimator)
 
-    def _corrected(
-        self, value: Tensor, logprobs: Tensor, old: Tensor, part: slice
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """[C] terms of the tokens that the correction keeps, 0 for the others, and what its figures follow from."""
-        of, gap = self._of, self._gap(logprobs, old, part)
-        among = gap if self._sequence_gap is None else self._sequence_gap[part]
-        kept = kept_by(of.correction, among, logprobs, of.behaviour[part], of.advantage[part])
-        learned = kept if of.kept is None else kept & of.kept[part]
-        weight = torch.where(learned, truncated(gap, of.importance_cap if self._decoupled else math.inf), 0.0)
-        return torch.where(kept, value, 0.0), {KEPT: kept, WEIGHTS: weight, SQUARES: weight.square()}
+    def _kept(self, logprobs: Tensor, old: Tensor, part: slice) -> Tensor:
+        """[C]: which tokens the correction keeps."""
+        of = self._of
+        among = self._gap(logprobs, old, part) if self._sequence_gap is None else self._sequence_gap[part]
+        return kept_by(of.correction, among, logprobs, of.behaviour[part], of.advantage[part])
 
     @property
     def _decoupled(self) -> bool:

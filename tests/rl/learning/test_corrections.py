@@ -136,14 +136,47 @@ def test_what_is_masked_has_no_gradient_and_the_others_have_the_same(
     _, whole_gradient, _ = of_tokens(AlgorithmSpec(name=name, proximal=proximal), tokens)
     assert torch.equal(gradient, torch.where(torch.tensor(kept), whole_gradient, 0.0))
     assert sums[KEPT] == sum(kept)
-    assert sums[WEIGHTS] == pytest.approx(
-        sum(
-            min(math.exp(gap), math.inf if proximal == "behaviour" else 5.0)
-            for (_, gap, _), stays in zip(tokens, kept, strict=True)
-            if stays
-        ),
-        rel=1e-6,
-    )
+    weights = [
+        weight_of(name, proximal, gap, [gap for _, gap, _ in tokens[index // 3 * 3 : index // 3 * 3 + 3]], a)
+        for index, (_, gap, a) in enumerate(tokens)
+        if kept[index]
+    ]
+    assert sums[WEIGHTS] == pytest.approx(math.fsum(weights), rel=1e-6)
+    assert sums[SQUARES] == pytest.approx(math.fsum(weight**2 for weight in weights), rel=1e-6)
+
+
+def weight_of(name: str, proximal: str, gap: float, whole: list[float], a: float) -> float:
+    """Of ∇log pi of a token of that advantage, beside it: `gap` is log(pi/mu) of the token, `whole` of its completion.
+    Where the proximal policy is pi itself, pi/old is 1."""
+    ratio = math.exp(gap)
+    if proximal != "behaviour":
+        return min(ratio, 5.0)
+    match name:
+        case "reinforce":
+            return min(ratio, 2.0)
+        case "grpo":
+            return 0.0 if (ratio > 1.2 if a > 0 else ratio < 0.8 or ratio > 3.0) else ratio
+        case "gspo":
+            ratio = math.exp(math.fsum(whole) / len(whole))
+            return 0.0 if (ratio > 1 + 4e-4 if a > 0 else ratio < 1 - 3e-4) else ratio
+        case _:
+            half = (1.0 if a > 0 else 1.05) * (ratio - 1) / 2
+            return ratio / math.cosh(half) ** 2  # 4 p (1 - p) of p = sigmoid(2 half)
+
+
+def test_the_effective_sample_size_is_of_the_weights_that_are_in_the_loss() -> None:
+    """A thousand tokens, one of which has become likely: `divergence` keeps it, and the loss cuts its weight."""
+    risen = math.log(0.05), math.log(0.05 / 1e-6), 1.0
+    tokens = [risen, *[(-1.0, 0.0, (-1.0) ** n) for n in range(999)]]
+    for name, cap in (("cispo", 5.0), ("reinforce", 2.0)):
+        spec = AlgorithmSpec(name=name, correction={"kind": "divergence"})
+        _, gradient, sums = of_tokens(spec, tokens)
+        advantage = np.array([a for _, _, a in tokens])
+        by_hand = np.abs(gradient.numpy() / (np.linspace(0.1, 1, 1000) * advantage))
+        np.testing.assert_allclose(by_hand, [cap, *[1.0] * 999])
+        found = corrections.figures(sums, 1000)
+        assert found["correction/kept"] == 1
+        assert found["correction/ess"] == pytest.approx((cap + 999) ** 2 / (1000 * (cap**2 + 999)))
 
 
 @given(TOKENS)
