@@ -101,15 +101,16 @@ class Advice:
             return ""
         return (
             f"hint: the policy that is trained differs from the one that sampled by {nats:.2g} nats per token (above "
-            f"{MISMATCH:g}): lower staleness or optimizer.lr, or give generators and trainer one policy.dtype"
+            f"{MISMATCH:g}): go on with a lower staleness or optimizer.lr (--resume), or begin a run in which "
+            "generators and trainer have one policy.dtype"
         )
 
     def _without(self, left_out: float) -> str:
         if left_out <= LEFT_OUT:
             return ""
         return (
-            f"hint: algorithm.correction leaves {left_out:.0%} of the tokens out of the loss: lower optimizer.lr, "
-            "or begin a run with a lower staleness, or with wider bounds (algorithm.correction.low and .high)"
+            f"hint: algorithm.correction leaves {left_out:.0%} of the tokens out of the loss: go on with a "
+            "lower optimizer.lr or staleness, or with wider bounds (algorithm.correction.low and .high), by --resume"
         )
 
 

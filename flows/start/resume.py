@@ -33,6 +33,8 @@ MAY_CHANGE = (
     "lease",
     "inflight",
     "batch.slice_seconds",
+    "staleness",  # what a run whose batches are too old is told to lower: those on their way are made again
+    "algorithm.correction",  # whose bounds one is told to widen of which too much is left out
     "policy.device",
     "policy.engine",
     "verifier.seconds",
@@ -69,6 +71,7 @@ def resumed(name: str, home_runs: str, over: Callable[[Mapping[str, Any]], Train
     base["policy"]["model"] = UNNAMED
     named = over(base).policy.model != UNNAMED
     refuse_contradictions(name, saved, now)
+    refuse_older_references(name, saved, now, dashes)
     made = max(store.versions(state_uri(uri)), default=0)
     if now.steps < made:
         raise OptionError(f"{dashes}steps {now.steps}: {name} has made {made} already; give more, or leave it out")
@@ -101,6 +104,15 @@ def _of_critics(was: str, now: str) -> str:
         if has
         else (f" ({now} has no critic, and the run's would not learn from its steps)")
     )
+
+
+def refuse_older_references(name: str, saved: TrainConfig, now: TrainConfig, dashes: str = "") -> None:
+    """Raise ``OptionError`` where ``now`` would have references that are removed: see `ReferenceSchedule`."""
+    if now.staleness > saved.staleness and now.algorithm.kl.reference_every:
+        raise OptionError(
+            f"{dashes}staleness {now.staleness}: with algorithm.kl.reference_every {name} has kept the references of "
+            f"staleness {saved.staleness}, and older ones are gone; give less, or leave it out"
+        )
 
 
 def refuse_unused_rate(name: str, saved: TrainConfig, now: TrainConfig, dashes: str = "") -> None:

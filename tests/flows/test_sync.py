@@ -135,3 +135,19 @@ def test_a_generator_that_joins_at_step_30_ends_with_the_same_bits(lab: Any) -> 
     fetched = lab.metrics(run, "sync/newcomer/fetched_bytes")
     assert min(fetched) >= 30
     assert sum(fetched.values()) > 0
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_less_staleness_and_another_correction(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(lab.train(steps="5", staleness="3").run)
+    lab.train(resume=str(run), steps="8", staleness="1", algorithm__correction="mask")
+    lab.train(resume=str(run), steps="10", staleness="0", algorithm__correction="mask")
+    oldest = lab.metrics(run, "staleness/max")
+    assert list(oldest) == list(range(1, 11))
+    assert oldest[5] > 1  # generators were ahead
+    assert [oldest[step] for step in (6, 9, 10)] == [0, 0, 0]  # batches that were under way are made anew
+    assert max(oldest[step] for step in (7, 8)) <= 1
+    assert list(lab.metrics(run, "correction/kept")) == list(range(6, 11))
+    said = capsys.readouterr().err.splitlines()
+    assert "other than before: staleness: saved 3, now 1" in said
+    assert "other than before: staleness: saved 1, now 0" in said

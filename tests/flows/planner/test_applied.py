@@ -56,7 +56,7 @@ def test_what_resume_does_not_take_is_said(
         return [line for line in capsys.readouterr().out.splitlines() if line.startswith("set")]
 
     for line in lines():
-        for option, taken in (("batch.lease", False), ("staleness", False), ("placement.generate", True)):
+        for option, taken in (("batch.lease", False), ("staleness", True), ("placement.generate", True)):
             assert (f"--resume takes no --{option}" in line) is (f"--{option} " in line and not taken)
     assert any("times; --resume takes no --" in line for line in lines())
     assert not any("--resume" in line for line in lines("--apply"))

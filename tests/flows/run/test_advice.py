@@ -35,7 +35,7 @@ def test_two_steps_of_five_are_no_reason_for_one(figures: dict[str, float]) -> N
     ("figures", "words"),
     [
         ({"completion/truncated": 0.97}, "97% of the completions were cut at sampling.max_tokens 40"),
-        ({"policy/mismatch_kl": 0.3}, "lower staleness or optimizer.lr"),
+        ({"policy/mismatch_kl": 0.3}, "go on with a lower staleness or optimizer.lr (--resume)"),
         ({"correction/kept": 0.1}, "algorithm.correction leaves 90% of the tokens out of the loss"),
     ],
 )

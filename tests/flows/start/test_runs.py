@@ -176,6 +176,9 @@ def test_a_run_on_examples_goes_on_by_its_own_command(tmp_path: Path) -> None:
         ("checkpoint.keep_last", "9"),
         ("policy.device", "cuda"),
         ("optimizer.lr", "1e-5"),
+        ("staleness", "0"),
+        ("staleness", "4"),
+        ("algorithm.correction", "mask"),
     ],
 )
 def test_more_steps_other_machines_and_other_bookkeeping_are_allowed(saved: Run, path: str, value: str) -> None:
@@ -190,7 +193,6 @@ def test_more_steps_other_machines_and_other_bookkeeping_are_allowed(saved: Run,
     ("path", "value", "said"),
     [
         ("seed", "1", "seed: saved 0, now 1"),
-        ("staleness", "0", "staleness: saved 1, now 0"),
         ("problems", "/data/other.csv", "problems.path: saved '/data/sums.csv', now '/data/other.csv'"),
         ("held_out", "7", "held_out: saved None, now 7"),
         ("batch.prompts", "8", "batch.prompts: saved 32, now 8"),
@@ -212,6 +214,20 @@ def test_what_contradicts_the_saved_configuration_is_refused(
     with pytest.raises(OptionError) as refused:
         resume_run(saved.uri, "", str(file) if by == "file" else None, {path: value} if by == "option" else {})
     assert str(refused.value) == f"{saved.uri} cannot be resumed with {said}; leave it out, or start a new run"
+
+
+def test_older_references_than_a_run_has_kept_are_refused(tmp_path: Path) -> None:
+    uri = str(tmp_path / "runs" / "first")
+    kl = {"algorithm.kl.coefficient": "0.01", "algorithm.kl.reference_every": "5"}
+    config = read_config(TrainConfig, file=None, overrides={"run": uri, "staleness": "2", **kl})
+    Run(uri, config, resumed=False).save_config()
+    assert resume_run(uri, "", None, {"staleness": "1"}).config.staleness == 1
+    with pytest.raises(OptionError) as refused:
+        resume_run(uri, "", None, {"staleness": "3"})
+    assert str(refused.value) == (
+        f"--staleness 3: with algorithm.kl.reference_every {uri} has kept the references of staleness 2, and older "
+        "ones are gone; give less, or leave it out"
+    )
 
 
 def test_what_is_said_again_but_not_differently_contradicts_nothing(saved: Run) -> None:
