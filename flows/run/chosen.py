@@ -8,7 +8,7 @@ from flows.config import TrainConfig
 from flows.run.page import from_prefect
 from flows.run.recovery import Progress
 from flows.run.workplace import Workplace
-from flows.start.defaults import with_defaults
+from flows.start.defaults import with_defaults, without_effect
 from flows.start.preflight import check_model
 from flows.start.references import check_reference
 from flows.start.resume import resume_with
@@ -32,14 +32,14 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
         config, _ = with_defaults(config)  # as they were chosen when it began
     if resume is not None:
         run, kept = resume_with(resume, workplace.runs, config, form=from_prefect())
-        for line in kept:
+        for line in (*kept, *without_effect(run.config)):
             workplace.display.say(line)
         return run
     for note in (check_model(config.policy.model, workplace.runs), check_reference(config, workplace.runs)):
         if note:
             workplace.display.say(note)
     config, chosen = with_defaults(config)
-    for line in chosen:
+    for line in (*chosen, *without_effect(config)):
         workplace.display.say(line)
     run = new_run(config.model_copy(update={"run": name_of(config)}), workplace.runs, "resume: ")
     refuse_odd_files(run.uri)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from flows.config import EvalConfig, TrainConfig
 from flows.finetune_config import FinetuneConfig
+from infra.dispatch.lease_config import LeaseConfig
 from infra.interrupts import put_off
 from rl.algorithms import Algorithm
 from rl.config import MOST_TOKENS, TINY, TINY_PARAMETERS, PolicyConfig, SamplingConfig
@@ -16,6 +17,7 @@ from rl.learning.optimizer_config import OptimizerConfig
 from rl.records import Problem
 from rl.verifiers.spec import judged_by
 from rl.verifiers.table import declared
+from tasks.calls.inflight import InflightConfig
 from tasks.sets.named_set import open_environment
 
 F = TypeVar("F", bound=FinetuneConfig)
@@ -62,6 +64,22 @@ def _idle(config: TrainConfig) -> list[str]:
         for option, (role, calls) in roles.items()
         if (count := getattr(config.cluster, option)) and config.idle(role)
     ]
+
+
+def without_effect(config: TrainConfig) -> list[str]:
+    """A line for each option that is set and does nothing beside the others."""
+    lines = []
+    if not config.staleness and config.lease.seconds not in (0, LeaseConfig().seconds):
+        lines.append(f"lease.seconds {config.lease.seconds:g}: at staleness 0 a lease has batch.lease prompts")
+    versions = config.inflight.kv_versions
+    if versions != InflightConfig().kv_versions and not config.inflight.in_use(config.staleness, config.policy.engine):
+        why = "a server (policy.engine) is given weights between leases"
+        if config.inflight.weights is False:
+            why = "with inflight.weights false weights are swapped between leases"
+        elif not config.staleness:
+            why = "at staleness 0 all tokens of a batch are of one version"
+        lines.append(f"inflight.kv_versions {versions}: {why}")
+    return [f"{line}, so that it does nothing" for line in lines]
 
 
 def with_rate(config: F) -> tuple[F, list[str]]:

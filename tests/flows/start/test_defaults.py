@@ -9,7 +9,14 @@ from transformers import Qwen3Config
 
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
-from flows.start.defaults import notes_on_staleness, notes_on_tiny, parameters, with_defaults, with_eval_defaults
+from flows.start.defaults import (
+    notes_on_staleness,
+    notes_on_tiny,
+    parameters,
+    with_defaults,
+    with_eval_defaults,
+    without_effect,
+)
 from rl.algorithms import ALGORITHMS
 from rl.learning.algorithm_config import AlgorithmSpec
 from rl.model.tiny import build_model, build_tokenizer
@@ -213,3 +220,32 @@ def test_workers_that_no_call_is_placed_on_are_said_and_how_they_get_one() -> No
     placed = {"placement__value": "CRITIC", "placement__train_critic": "CRITIC", "placement__reference": "REFERENCE"}
     _, lines = with_defaults(asked(**ppo, **placed))
     assert not any(line.startswith("cluster.") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"staleness": "0", "lease__seconds": "5"},
+            ["lease.seconds 5: at staleness 0 a lease has batch.lease prompts"],
+        ),
+        (
+            {"staleness": "0", "inflight__kv_versions": "3"},
+            ["inflight.kv_versions 3: at staleness 0 all tokens of a batch are of one version"],
+        ),
+        (
+            {"inflight__weights": "false", "inflight__kv_versions": "5"},
+            ["inflight.kv_versions 5: with inflight.weights false weights are swapped between leases"],
+        ),
+        (
+            {"policy__engine": "http://127.0.0.1:8000", "inflight__kv_versions": "5"},
+            ["inflight.kv_versions 5: a server (policy.engine) is given weights between leases"],
+        ),
+        ({"lease__seconds": "5", "inflight__kv_versions": "3"}, []),
+        ({"staleness": "0"}, []),
+        ({"staleness": "0", "lease__seconds": "0"}, []),
+        ({"inflight__weights": "false"}, []),
+    ],
+)
+def test_what_is_set_and_does_nothing_is_said(given: dict[str, str], said: list[str]) -> None:
+    assert without_effect(asked(**given)) == [f"{line}, so that it does nothing" for line in said]
