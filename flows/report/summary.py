@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from flows.report.result import problem_count
 from flows.start.runs import Run
 from infra.home import rlvf_home, runs_uri
+from infra.runs.metric_log import read_metrics
+from infra.runs.record import METRICS
 from infra.services.addresses import is_up
 from infra.services.links import keyed
 from infra.services.of_home import server_of
@@ -51,6 +53,7 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
         ("time", shares),
         *([("limit", result.limit)] if result.limit else []),
         *([("lost", f"{lost}, done again elsewhere")] if lost else []),
+        *_audits(Path(result.picture).with_name(METRICS)),
         *([("report", result.report)] if result.report and Path(result.report).exists() else []),
         *([("picture", result.picture)] if Path(result.picture).exists() else []),
         ("checkpoint", f"{result.checkpoint} ({_layout(run)})"),
@@ -133,6 +136,15 @@ def _learning(result: "TrainResult") -> list[tuple[str, str]]:
         if after is not None  # before: None where version 0 was evaluated on something else
     ]
     return shown or [("reward", "not evaluated: no problems are held out (--held_out 0)")]
+
+
+def _audits(metrics: Path) -> list[tuple[str, str]]:
+    """How many of the leases that were drawn for audits had none, by the run's metrics, if any."""
+    logged = [line.metrics for line in read_metrics(metrics)]
+    scored, missed = (int(sum(each.get(f"audit/{name}", 0) for each in logged)) for name in ("leases", "missed"))
+    why = "newer weights had come, or nobody else could score them"
+    said = f"{scored} of {scored + missed} leases that were drawn; {missed} left out: {why}"
+    return [("audits", said)] if missed else []
 
 
 def _layout(run: Run) -> str:

@@ -8,12 +8,13 @@ from flows.config import TrainConfig
 from flows.run.page import from_prefect
 from flows.run.recovery import Progress
 from flows.run.workplace import Workplace
-from flows.start.defaults import with_defaults, without_effect
+from flows.start.defaults import notes_on_audits, with_defaults, without_effect
 from flows.start.preflight import check_model
 from flows.start.references import check_reference
 from flows.start.resume import resume_with
 from flows.start.runs import Run, begun_by, new_run
 from flows.start.trust import refuse_odd_files
+from infra.cluster.placement import workers_with
 from infra.runs.checkpoints import require_run, resolve_run
 
 
@@ -32,18 +33,24 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
         config, _ = with_defaults(config)  # as they were chosen when it began
     if resume is not None:
         run, kept = resume_with(resume, workplace.runs, config, form=from_prefect())
-        for line in (*kept, *without_effect(run.config)):
+        for line in (*kept, *notes_on(run.config, workplace)):
             workplace.display.say(line)
         return run
     for note in (check_model(config.policy.model, workplace.runs), check_reference(config, workplace.runs)):
         if note:
             workplace.display.say(note)
     config, chosen = with_defaults(config)
-    for line in (*chosen, *without_effect(config)):
+    for line in (*chosen, *notes_on(config, workplace)):
         workplace.display.say(line)
     run = new_run(config.model_copy(update={"run": name_of(config)}), workplace.runs, "resume: ")
     refuse_odd_files(run.uri)
     return replace(run, flow_run=flow_run.id)
+
+
+def notes_on(config: TrainConfig, workplace: Workplace) -> list[str]:
+    """What is set and does nothing, on these workers."""
+    generators = workers_with(workplace.dispatch.client, config.placement.tags("generate"))
+    return [*without_effect(config), *notes_on_audits(config, len(generators))]
 
 
 def own_run_name(config: TrainConfig, workplace: Workplace) -> str | None:

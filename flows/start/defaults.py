@@ -11,7 +11,8 @@ from flows.finetune_config import FinetuneConfig
 from infra.dispatch.lease_config import LeaseConfig
 from infra.interrupts import put_off
 from rl.algorithms import Algorithm
-from rl.config import MOST_TOKENS, TINY, TINY_PARAMETERS, PolicyConfig, SamplingConfig
+from rl.audit import AuditConfig
+from rl.config import MOST_TOKENS, OURS, TINY, TINY_PARAMETERS, PolicyConfig, SamplingConfig
 from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.optimizer_config import OptimizerConfig
 from rl.records import Problem
@@ -80,6 +81,15 @@ def without_effect(config: TrainConfig) -> list[str]:
             why = "at staleness 0 all tokens of a batch are of one version"
         lines.append(f"inflight.kv_versions {versions}: {why}")
     return [f"{line}, so that it does nothing" for line in lines]
+
+
+def notes_on_audits(config: TrainConfig, generators: int) -> list[str]:
+    """A line where more or less audits than by default are asked for, and so many ``generators`` make none."""
+    if (share := config.audit.share) in (0, AuditConfig().share):
+        return []
+    if config.policy.engine != OURS:
+        return [f"audit.share {share:g}: a server (policy.engine) does not score for audits, so that there are none"]
+    return [] if generators > 1 else [f"audit.share {share:g}: no generator is audited until another one is there"]
 
 
 def with_rate(config: F) -> tuple[F, list[str]]:

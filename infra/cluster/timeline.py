@@ -43,7 +43,7 @@ class Span:
     delayed: Moment = 0.0  # that its thread was ready and had none (0 where not Linux), waits for weights left out
     tokens: Annotated[int, Field(ge=0)] = 0  # that it has drawn, or read; 0: not known
     lost: bool = False  # the worker died or vanished in it
-    dropped: bool = False  # its result came second, so that it counts for nothing
+    dropped: bool = False  # its result came second, or was refused: it counts for nothing
 
 
 @dataclass(frozen=True)

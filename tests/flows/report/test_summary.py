@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from flows.report.result import held_out_figures
-from flows.report.summary import _venv, evaluation_outcome
+from flows.report.summary import _audits, _venv, evaluation_outcome
+from infra.runs.metric_log import MetricLine
 from rl.records import Problem
 from tasks.evaluate import Evaluation
 
@@ -54,3 +55,17 @@ def test_a_command_is_named_so_that_it_can_be_typed_where_the_person_stands(
     assert _venv("rlvf up") == f"{own} up"
     monkeypatch.setenv("PATH", str(own.parent))
     assert _venv("rlvf up") == "rlvf up"
+
+
+def test_leases_that_were_drawn_for_an_audit_and_had_none_are_told(tmp_path: Path) -> None:
+    def row(*steps: tuple[int, int]) -> list[tuple[str, str]]:
+        figures = [{"reward/mean": 0.5}, *[{"audit/leases": float(a), "audit/missed": float(b)} for a, b in steps]]
+        lines = [MetricLine(step, 1, of).dumps() + "\n" for step, of in enumerate(figures)]
+        (tmp_path / "metrics.jsonl").write_text("".join(lines))
+        return _audits(tmp_path / "metrics.jsonl")
+
+    assert row() == row((20, 0)) == []
+    ((name, text),) = row((12, 0), (8, 3))
+    assert name == "audits"
+    assert text.startswith("20 of 23 leases that were drawn; 3 left out: newer weights had come, or nobody else could")
+    assert row((0, 4))[0][1].startswith("0 of 4 leases that were drawn; 4 left out")
