@@ -7,7 +7,6 @@ does it.
 """
 
 import asyncio
-import pickle
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from distributed.protocol import pickle
 from distributed.protocol.core import dumps, loads
 from distributed.scheduler import KilledWorker, heartbeat_interval
 
@@ -164,7 +164,8 @@ class SimulatedClient:
 
     def submit(self, _: Any, sealed: bytes, *, key: str, workers: list[str], **__: Any) -> SimulatedFuture:
         """Nothing is called: a worker only takes its time, so many times as the call's first argument says."""
-        (_, args), worker = pickle.loads(sealed), self._workers.get(workers[0])
+        _, args = pickle.loads(sealed)  # type: ignore[no-untyped-call]
+        worker = self._workers.get(workers[0])
         future = SimulatedFuture(key, worker or _gone(workers[0]), args[0] if args else 1.0)
         self._loop.call_soon_threadsafe(self._arrive, future)
         return future

@@ -93,7 +93,7 @@ def test_a_generator_that_is_asked_to_leave_in_the_middle_of_its_lease_loses_no_
     lab: Any, leaver: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not go: how the cluster lets it go is tested in tests/infra/dispatch/test_slices.py."""
-    monkeypatch.setattr(Firsts, "alone", lambda *_: [])  # it is its first lease, which the other would have done too
+    monkeypatch.setattr(Firsts, "share", lambda *_: None)  # it is its first lease, which the other would have done too
     name = lab.new_name()
     run = lab.run_folder(name)
     scheduler, (address, _) = lab.client.scheduler, lab.worker("verifier-0")
