@@ -157,31 +157,37 @@ def take_time(times: float, seconds: float) -> None:
     time.sleep(times * seconds)
 
 
-class _Prompts(Sequence[tuple[float, float]]):
-    """The leases of a batch, by their prompts."""
+class PromptCounts(Sequence[tuple[Any, ...]]):
+    """The leases of a batch, of which no more is known than how many prompts each has."""
 
-    def __init__(self, prompts: int, lease_seconds: float, seconds: Callable[[], float]) -> None:
-        self._counts, self._lease_seconds, self._seconds = [prompts], lease_seconds, seconds
+    def __init__(self, counts: list[int]) -> None:
+        self.counts = counts
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self.counts)
+
+    def units(self, index: int) -> int:
+        return self.counts[index]
+
+    def cut(self, index: int, units: int) -> int:
+        self.counts.append(self.counts[index] - units)
+        self.counts[index] = units
+        return len(self.counts) - 1
+
+
+class _Prompts(PromptCounts):
+    def __init__(self, prompts: int, lease_seconds: float, seconds: Callable[[], float]) -> None:
+        super().__init__([prompts])
+        self._lease_seconds, self._seconds = lease_seconds, seconds
 
     def __getitem__(self, index: Any) -> Any:
-        return STEPS_SHARE + (1 - STEPS_SHARE) * self._counts[index] / PROMPTS, self._seconds()
+        return STEPS_SHARE + (1 - STEPS_SHARE) * self.counts[index] / PROMPTS, self._seconds()
 
     def sizes(self, _: int) -> Sizes | None:
         return Sizes(PROMPTS, self._lease_seconds)
 
-    def units(self, index: int) -> int:
-        return self._counts[index]
-
-    def cut(self, index: int, units: int) -> int:
-        self._counts.append(self._counts[index] - units)
-        self._counts[index] = units
-        return len(self._counts) - 1
-
     def made(self, index: int, _: object) -> Made:
-        return Made(TOKENS, TOKENS * self._counts[index])
+        return Made(TOKENS, TOKENS * self.counts[index])
 
 
 class _Run:

@@ -18,16 +18,17 @@ class Firsts:
         self._out = out
         self._speeds = speeds
         self._alone: dict[str, Assignment] = {}  # the last one of each such worker, the oldest first
-        self._shared: dict[str, Assignment] = {}  # those that another worker took too
+        self._shared: set[str] = set()  # workers whose first item another one took too
+        self._copied: list[Assignment] = []  # those of them that may be out and not late yet
 
     def __bool__(self) -> bool:
         return self._speeds.knows_any and bool(self._alone)
 
     def keep(self, workers: Collection[str]) -> None:
         """Forget all other workers."""
-        for known in (self._alone, self._shared):
-            for gone in known.keys() - workers:
-                del known[gone]
+        self._shared &= set(workers)
+        for gone in self._alone.keys() - workers:
+            del self._alone[gone]
 
     def add(self, assigned: Assignment) -> None:
         """An assignment was made."""
@@ -48,7 +49,8 @@ class Firsts:
                 break
             if len(self._out.of(held.item)) == 1 and held.worker != worker and may_take(held.item, worker):
                 held.late = held.is_first = True
-                self._shared[held.worker] = self._alone.pop(held.worker)
+                self._shared.add(held.worker)
+                self._copied.append(self._alone.pop(held.worker))
                 return held.item
         return None
 
@@ -57,13 +59,13 @@ class Firsts:
         for assigned in self._out.of(item):
             if assigned.is_first:
                 assigned.late = assigned.is_first = False
-                del self._shared[assigned.worker]
+                self._shared.discard(assigned.worker)
                 self._alone = {assigned.worker: assigned, **self._alone}  # it is among the oldest
 
     def late(self, now: float, limit: Callable[[str], float]) -> list[Assignment]:
         """Those that are shared and late by now, after so many seconds, once each: they count as late from then on."""
-        out = (each for each in self._shared.values() if each.is_first and self._out.held.get(each.worker) is each)
-        late = [assigned for assigned in out if assigned.waited(now) > limit(assigned.worker)]
+        self._copied = [each for each in self._copied if each.is_first and self._out.held.get(each.worker) is each]
+        late = [assigned for assigned in self._copied if assigned.waited(now) > limit(assigned.worker)]
         for assigned in late:
             assigned.is_first = False
         return late

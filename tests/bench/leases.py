@@ -13,10 +13,10 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flows.benches.generators import PromptCounts
 from infra.cluster.cluster import cluster
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import Offer, PlacementConfig
@@ -45,30 +45,19 @@ class Figure:
     leases: float  # a batch
 
 
-class Prompts(Sequence[tuple[Any, ...]]):
+class Prompts(PromptCounts):
     """The leases of a batch."""
 
     def __init__(self, fixed: float, *, cut: bool) -> None:
+        super().__init__([PROMPTS] if cut else [LEASE] * (PROMPTS // LEASE))
         self.fixed, self.is_cut = fixed, cut
-        self.counts = [PROMPTS] if cut else [LEASE] * (PROMPTS // LEASE)
         self.by: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self.counts)
 
     def __getitem__(self, index: Any) -> Any:
         return self.fixed, EACH, self.counts[index]
 
     def sizes(self, _: int) -> Sizes | None:
         return Sizes(LEASE, SECONDS) if self.is_cut else None
-
-    def units(self, index: int) -> int:
-        return self.counts[index]
-
-    def cut(self, index: int, units: int) -> int:
-        self.counts.append(self.counts[index] - units)
-        self.counts[index] = units
-        return len(self.counts) - 1
 
     def made(self, index: int, _: object) -> Made:
         return Made(1.0, self.counts[index])

@@ -101,6 +101,15 @@ with Client(sys.argv[1], set_as_default=False) as client, training_lock(client, 
 """
 
 
+def scheduler_alone() -> LocalCluster:
+    return LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp", host="127.0.0.1")
+
+
+async def break_off(dask_scheduler: Scheduler, owner: str) -> None:
+    """Close the connection of this client."""
+    dask_scheduler.client_comms[owner].abort()
+
+
 @contextmanager
 def holder(scheduler: str) -> Iterator[subprocess.Popen[str]]:
     """A process that has the turn."""
@@ -120,9 +129,7 @@ def test_the_turn_of_a_run_that_was_killed_is_taken_at_once_on_its_machine_and_a
     """And not after the 30 s of Dask's."""
     said: list[str] = []
     with (
-        LocalCluster(
-            n_workers=0, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp", host="127.0.0.1"
-        ) as local,
+        scheduler_alone() as local,
         Client(local, set_as_default=False) as client,
     ):
         with holder(local.scheduler_address) as process:
@@ -148,13 +155,8 @@ def test_the_turn_of_a_run_that_was_killed_is_taken_at_once_on_its_machine_and_a
 def test_a_run_whose_connection_broke_has_its_own_turn_again_at_once() -> None:
     said: list[str] = []
 
-    async def break_off(dask_scheduler: Scheduler, owner: str) -> None:
-        dask_scheduler.client_comms[owner].abort()
-
     with (
-        LocalCluster(
-            n_workers=0, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp", host="127.0.0.1"
-        ) as local,
+        scheduler_alone() as local,
         Client(local, set_as_default=False) as other,
         Client(local, set_as_default=False) as broken,
     ):
@@ -185,13 +187,8 @@ def test_whoever_stands_still_or_is_back_on_its_connection_keeps_its_turn(monkey
         if time.monotonic() > until_then:
             raise EnoughError
 
-    async def break_off(dask_scheduler: Scheduler, owner: str) -> None:
-        dask_scheduler.client_comms[owner].abort()
-
     with (
-        LocalCluster(
-            n_workers=0, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp", host="127.0.0.1"
-        ) as local,
+        scheduler_alone() as local,
         Client(local, set_as_default=False) as one,
         Client(local, set_as_default=False) as two,
     ):
