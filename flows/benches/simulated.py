@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,10 @@ class SimulatedClient:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        for gathering in asyncio.all_tasks(self._loop):
+            gathering.cancel()
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(gathering)
         self._loop.close()
 
     def own_seconds(self) -> float:

@@ -6,8 +6,10 @@ its speed.
 """
 
 from collections.abc import Callable, Collection
+from math import inf
 
 from infra.dispatch.items import Assignment, Assignments, Item
+from infra.dispatch.lateness import LOOK_SECONDS
 from infra.dispatch.speeds import Speeds
 
 
@@ -20,6 +22,7 @@ class Firsts:
         self._alone: dict[str, Assignment] = {}  # the last one of each such worker, the oldest first
         self._shared: set[str] = set()  # workers whose first item another one took too
         self._copied: list[Assignment] = []  # those of them that may be out and not late yet
+        self._looked = -inf  # when it was looked for late ones last
 
     def __bool__(self) -> bool:
         return self._speeds.knows_any and bool(self._alone)
@@ -63,7 +66,11 @@ class Firsts:
                 self._alone = {assigned.worker: assigned, **self._alone}  # it is among the oldest
 
     def late(self, now: float, limit: Callable[[str], float]) -> list[Assignment]:
-        """Those that are shared and late by now, after so many seconds, once each: they count as late from then on."""
+        """Those that are shared and late by now, after so many seconds, once each: they count as late from then on. One
+        that has become so is noticed within LOOK_SECONDS."""
+        if 0 <= now - self._looked < LOOK_SECONDS:
+            return []
+        self._looked = now
         self._copied = [each for each in self._copied if each.is_first and self._out.held.get(each.worker) is each]
         late = [assigned for assigned in self._copied if assigned.waited(now) > limit(assigned.worker)]
         for assigned in late:

@@ -9,7 +9,8 @@ from infra.dispatch.lease_config import PATIENCE
 from infra.dispatch.speeds import Speeds
 
 QUIET_SHARE = 0.2  # of the least seconds, for a worker that gives no sign of life
-LOOK_SECONDS = 0.5  # between two looks at all assignments for late ones
+LOOK_SECONDS = 0.5  # between two looks at all assignments for late ones, up to
+LOOKED_AT = 250  # of them; of more in proportion
 
 
 class Lateness:
@@ -56,10 +57,11 @@ class Lateness:
         return late_after(longest, self.least * (QUIET_SHARE if quiet else 1), self.patience)
 
     def overdue(self, now: float, quiet: Collection[str]) -> Iterator[Item]:
-        """Items all of whose assignments are late; one that has become so is noticed within LOOK_SECONDS. `quiet`:
-        workers that give no sign of life."""
+        """Items all of whose assignments are late; one that has become so is noticed at the next look. `quiet`: workers
+        that give no sign of life."""
         looked, without_sign = self._looked, frozenset(quiet)
-        if looked is None or looked[1] != without_sign or not 0 <= now - looked[0] < LOOK_SECONDS:
+        pause = LOOK_SECONDS * max(1.0, len(self._out.items()) / LOOKED_AT)
+        if looked is None or looked[1] != without_sign or not 0 <= now - looked[0] < pause:
             self._looked = now, without_sign
             self._found = [item for item in self._out.items() if self._is_late(item, now, quiet)]
             return iter(self._found)

@@ -3,9 +3,10 @@
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -22,7 +23,7 @@ from infra.dispatch.lease_batch import LeaseBatch
 from infra.dispatch.schedule import Schedule
 from infra.errors import mark_worker
 
-POLL_SECONDS = 0.25  # that the next event is waited for
+POLL_SECONDS = 0.25  # that the next event is waited for, and a change of what may be handed out
 
 
 class LeaseQueue:
@@ -42,6 +43,7 @@ class LeaseQueue:
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()  # of the next
         self._driver: threading.Thread | None = None
+        self._handed_out = -inf  # when that was last
 
     def results(self, batch: LeaseBatch) -> Iterator[tuple[int, Any]]:
         """`(index, result)` of every item, as they come in; closing the iterator cancels its assignments."""
@@ -110,7 +112,7 @@ class LeaseQueue:
         if self._batches.pop(batch.number, None) is not None:
             self._calls.exclusions.forgive(self._call, self._schedule.unsettled(batch.number))
             self._forget(self._schedule.withdraw(batch.number))
-            self._unawait()
+            self._unawait(each for each in self._schedule.assignments if each.item.batch == batch.number)
             if not self._batches:
                 self._calls.lacking.pop(self._call, None)
 
@@ -169,7 +171,7 @@ class LeaseQueue:
             return
         first, others = self._schedule.done(assigned)
         self._forget(others)
-        self._unawait()
+        self._unawait(self._schedule.of(assigned))
         made, seconds = None, back.seconds - back.loading.seconds
         with nullcontext() if first else suppress(Exception):  # a second result was not checked
             made = None if out.batch.cuts is None else out.batch.cuts.made(assigned.item.index, back.result)
@@ -229,6 +231,9 @@ class LeaseQueue:
 
     def _hand_out(self) -> None:
         workers, quiet, now = self._crew.capable, self._crew.quiet, time.monotonic()
+        if not self._schedule.changed and now < self._handed_out + POLL_SECONDS:
+            return
+        self._handed_out = now
         self._schedule.lateness.patience = self._calls.took.patience
         for assigned in self._schedule.hand_out(list(workers), now, self._calls.silent, quiet):
             batch = self._batches.get(assigned.item.batch)
@@ -289,8 +294,7 @@ class LeaseQueue:
         """Cancel these assignments on their workers."""
         self._calls.forget(*(self._out.pop(assigned).future for assigned in assignments if assigned in self._out))
 
-    def _unawait(self) -> None:
-        """Stop waiting for the assignments of late workers whose item another worker has done."""
-        for assigned, out in self._out.items():
-            if (assigned.late or assigned.finished is not None) and not self._schedule.wants(assigned):
-                self._calls.unawait(out.future)
+    def _unawait(self, assignments: Iterable[Assignment]) -> None:
+        """Stop waiting for these, of late workers: another has done the same."""
+        for out in filter(None, map(self._out.get, assignments)):
+            self._calls.unawait(out.future)

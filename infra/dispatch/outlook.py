@@ -21,26 +21,27 @@ class Outlook:
         self.workers: Sequence[str] = ()
         self.now = 0.0
         self.costs: Costs | None = None  # where anything is known
+        self.idle = 0  # how many have nothing
+        self.overdue: Sequence[Item] = ()  # items that wait for nobody but late workers
         self._out, self._speeds = out, speeds
         self._pools: dict[frozenset[str], Pool] = {}  # by who is left out
         self._units: Counter[tuple[tuple[int, ...], int]] = Counter()  # by the order and the number of their batch
         self._of: list[str] = []  # the workers of these arrays
         self._since = self._held = self._starts = np.empty(0)  # of what each has: seconds, units; see `_free`
 
-    def look(self, workers: Sequence[str], now: float, waiting: Callable[[], Iterable[Item]]) -> None:
+    def look(
+        self, workers: Sequence[str], now: float, waiting: Callable[[], Iterable[Item]], overdue: Sequence[Item]
+    ) -> None:
         """Have it be of these workers, at `now`; `waiting`: what waits, in any order."""
         self.workers, self.now, self.costs = workers, now, self._speeds.costs(workers)
+        self.overdue = overdue
+        self.idle = len(workers) - len(self._out.held.keys() & set(workers))
         self._pools.clear()
         self._units.clear()
         if self.costs is not None:
             self._starts = self._free(self.costs)
             for item in waiting():
                 self._units[item.order, item.batch] += item.units
-
-    @property
-    def idle(self) -> int:
-        """How many have nothing."""
-        return sum(worker not in self._out.held for worker in self.workers)
 
     def ahead(self, item: Item) -> int:
         """Units that wait of the item's batch, and of those before it."""
@@ -71,6 +72,8 @@ class Outlook:
 
     def given(self, assigned: Assignment, *, waited: bool) -> None:
         """A worker was given something; whether it is what waited."""
+        self.idle -= 1
+        self.overdue = [item for item in self.overdue if item != assigned.item]
         if self.costs is None:
             return
         item, cost = assigned.item, self.costs.of(assigned.worker)

@@ -42,11 +42,14 @@ class Schedule:
         self.lateness = Lateness(self._out, self.speeds, late_after)
         self._firsts = Firsts(self._out, self.speeds)
         self._outlook = Outlook(self._out, self.speeds)
-        self._idle_since: dict[str, float] = {}  # by worker
+        self._idle_since: defaultdict[str, float] = defaultdict(float)  # by worker
         self._declined: dict[str, float] = {}  # since when an idle worker leaves what waits to others
         self._tried: Counter[str] = Counter()  # how often it was given something all the same
-        self._passed: dict[str, int] = {}  # in which turn an idle worker got nothing last
+        self._passed: defaultdict[str, int] = defaultdict(int)  # in which turn an idle worker got nothing last
         self._turn = 0
+        self.changed = (
+            False  # whether there may be more to hand out than at the last time, but for what time makes late
+        )
         self._cut = cut
         self._made: dict[Item, Made] = {}  # of items that go on, so far; by their first slice
 
@@ -57,6 +60,7 @@ class Schedule:
 
     def keep(self, workers: Collection[str]) -> None:
         """Forget what is known of all other workers: one that was started again has another address."""
+        self.changed = True
         self.lateness.keep(workers)
         self._firsts.keep(workers)
         self.speeds.keep(workers)
@@ -66,6 +70,7 @@ class Schedule:
 
     def add(self, items: Iterable[Item]) -> None:
         """Queue items."""
+        self.changed = True
         for item in items:
             self._open.add(item)
             heapq.heappush(self._waiting, item)
@@ -75,20 +80,24 @@ class Schedule:
     ) -> list[Assignment]:
         """The new assignments of idle workers. `silent` ones get none, nor do `quiet` ones, which give no sign of life,
         where there are others."""
-        if not (has_any := self._has_any(now, quiet)):
+        self.changed = False
+        self._drop_done()
+        overdue = [item for item in self.lateness.overdue(now, quiet) if item in self._open]
+        if not (has_any := bool(self._waiting or overdue)):
             self._declined.clear()
         if not (has_any or self._firsts) or self._out.held.keys() >= set(workers):
             return []
         known = [worker for worker in workers if worker not in silent]
         answering = [worker for worker in known if worker not in quiet] or known
         idle = [worker for worker in answering if worker not in self._out.held]
-        many = len(idle) > LOOKS
-        idle.sort(key=lambda each: (self._passed.get(each, 0) if many else 0, self._idle_since.get(each, 0.0)))
-        self._outlook.look(answering, now, lambda: set(self._waiting) & self._open)
+        idle.sort(key=self._idle_since.__getitem__)
+        if len(idle) > LOOKS:
+            idle.sort(key=self._passed.__getitem__)
+        self._outlook.look(answering, now, lambda: set(self._waiting) & self._open, overdue)
         made: list[Assignment] = []
         passed, self._turn = 0, self._turn + 1
         for worker in idle:
-            if (assigned := self._assigned(worker, self._outlook, quiet)) is not None:
+            if (assigned := self._assigned(worker)) is not None:
                 made.append(assigned)
                 passed = 0
                 continue
@@ -97,13 +106,14 @@ class Schedule:
                 break
         return made
 
-    def _assigned(self, worker: str, outlook: Outlook, quiet: Collection[str]) -> Assignment | None:
+    def _assigned(self, worker: str) -> Assignment | None:
         """A new assignment of this worker, if anything waits, is late or is another's first, that it should have."""
-        item, waited = self._next(worker, outlook, quiet) if self._has_any(outlook.now, quiet) else (None, False)
-        if item is None and (item := self._firsts.share(worker, outlook.now, self._may_take)) is None:
+        now = self._outlook.now
+        item, waited = self._next(worker)
+        if item is None and (item := self._firsts.share(worker, now, self._may_take)) is None:
             return None
-        assigned = self._out.add(Assignment(item, worker, outlook.now))
-        outlook.given(assigned, waited=waited)
+        assigned = self._out.add(Assignment(item, worker, now))
+        self._outlook.given(assigned, waited=waited)
         self._firsts.add(assigned)
         return assigned
 
@@ -111,28 +121,24 @@ class Schedule:
         """Whether a worker may do what nobody else does but who has it for the first time."""
         return item in self._open and worker not in item.without and worker not in self.failed.get(item, ())
 
-    def _has_any(self, now: float, quiet: Collection[str]) -> bool:
-        """Whether any item waits, or is late."""
-        self._drop_done()
-        return bool(self._waiting) or bool(self._overdue(now, quiet))
-
     def _drop_done(self) -> None:
         """Have the first in the queue be one that is not done."""
         while self._waiting and self._waiting[0] not in self._open:
             heapq.heappop(self._waiting)
 
-    def _next(self, worker: str, outlook: Outlook, quiet: Collection[str]) -> tuple[Item | None, bool]:
+    def _next(self, worker: str) -> tuple[Item | None, bool]:
         """The first item in the queue for `worker`, the late ones of other workers among them; whether it waited."""
         for_others: list[Item] = []
-        units, left, workers = 0, False, outlook.workers
+        outlook, units, left = self._outlook, 0, False
+        self._drop_done()
         while self._waiting:
-            if not self._is_for_others(self._waiting[0], worker, workers):
-                if units := self._share(self._waiting[0], worker, outlook):
+            if not self._is_for_others(self._waiting[0], worker):
+                if units := self._share(self._waiting[0], worker):
                     break
                 left = True
             for_others.append(heapq.heappop(self._waiting))
             self._drop_done()
-        late = (item for item in self._overdue(outlook.now, quiet) if self._may_have(item, worker, workers))
+        late = (item for item in outlook.overdue if self._may_have(item, worker))
         found, waited = min(late, default=None), False
         if self._waiting and (found is None or self._waiting[0] <= found):
             found, waited = self._cut_to(heapq.heappop(self._waiting), units), True
@@ -158,15 +164,16 @@ class Schedule:
         heapq.heappush(self._waiting, rest)
         return first
 
-    def _share(self, item: Item, worker: str, outlook: Outlook) -> int:
+    def _share(self, item: Item, worker: str) -> int:
         """Units of the item that the worker should have; 0 where others will have done all of its batch before."""
+        outlook = self._outlook
         begun = item.slice > 0 or item.without or self.deaths[item] or item in self.failed
         sizes = None if begun else item.sizes
         if outlook.costs is None:
             return item.units if sizes is None else min(ceil(item.units / outlook.idle), sizes.first)
         mine, place = outlook.costs.of(worker), outlook.costs.place[worker]
         units = least = item.units if sizes is None else 1
-        ahead, pool = outlook.ahead(item), outlook.pool(outlook.costs, self._left_out(item, outlook.workers))
+        ahead, pool = outlook.ahead(item), outlook.pool(outlook.costs, self._left_out(item))
         if sizes is not None:
             most = min(self.speeds.most(worker) or sizes.first, item.units)
             units = min(share(ahead, mine, pool, place, sizes.seconds), most)
@@ -179,25 +186,21 @@ class Schedule:
         self._tried[worker] += 1  # it may not be slow any more, and does not often hold others up if it is
         return units
 
-    def _may_have(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
+    def _may_have(self, item: Item, worker: str) -> bool:
         """Whether a late item may go to this worker too."""
-        return all(worker != at.worker for at in self._out.of(item)) and not self._is_for_others(item, worker, workers)
+        return all(worker != at.worker for at in self._out.of(item)) and not self._is_for_others(item, worker)
 
-    def _is_for_others(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
-        """Whether the item failed on `worker`, or is to be done without it, and one of `workers` has not tried it."""
-        return worker in self._left_out(item, workers)
+    def _is_for_others(self, item: Item, worker: str) -> bool:
+        """Whether the item failed on `worker`, or is to be done without it, and there is one that has not tried it."""
+        return worker in self._left_out(item)
 
-    def _left_out(self, item: Item, workers: Sequence[str]) -> frozenset[str]:
-        """On whom the item failed, and who is to be done without, where one of `workers` has not tried it."""
+    def _left_out(self, item: Item) -> frozenset[str]:
+        """On whom the item failed, and who is to be done without, where there is one that has not tried it."""
         out = item.without | self.failed.get(item, set())
         if not out:
             return out
         tried = out | {at.worker for at in self._out.of(item)}
-        return out if any(worker not in tried for worker in workers) else frozenset()
-
-    def _overdue(self, now: float, quiet: Collection[str]) -> list[Item]:
-        """Items that wait for nobody but late workers."""
-        return [item for item in self.lateness.overdue(now, quiet) if item in self._open]
+        return out if any(worker not in tried for worker in self._outlook.workers) else frozenset()
 
     def late(self, copy: Assignment) -> list[Assignment]:
         """The late assignments of this one's item, but for first ones."""
@@ -210,6 +213,7 @@ class Schedule:
     def finished(self, assigned: Assignment, now: float) -> None:
         """The assignment's worker has done it, and may have the next one."""
         self.lateness.add(assigned, now - assigned.since)
+        self.changed = True
         assigned.finished, assigned.late, assigned.was_late = now, False, assigned.late and not assigned.is_first
         self._out.answered(assigned)
         self._idle_since[assigned.worker] = now
@@ -228,6 +232,10 @@ class Schedule:
         else:
             self._made[replace(assigned.item, slice=0)] = so_far
 
+    def of(self, assigned: Assignment) -> Sequence[Assignment]:
+        """Those of the same item whose result has not come in."""
+        return self._out.of(assigned.item)
+
     def wants(self, assigned: Assignment) -> bool:
         """Whether the assignment's result would be the first of its item."""
         return assigned.item in self._open
@@ -243,6 +251,7 @@ class Schedule:
 
     def give_back(self, assigned: Assignment) -> None:
         """Requeue the item of a failed assignment, unless another worker has it."""
+        self.changed = True
         self._out.remove(assigned)
         self._firsts.unshare(assigned.item)
         if assigned.item in self._open and not self._out.of(assigned.item):
@@ -279,4 +288,5 @@ class Schedule:
         gone = [assigned for assigned in of if assigned.finished is None and not assigned.late]
         for assigned in gone:
             self._out.remove(assigned)
+            self.changed = True
         return gone

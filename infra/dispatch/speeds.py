@@ -113,7 +113,7 @@ class Speeds:
         for known in (self._took, self._fit, self._count, self._units):
             for gone in known.keys() - workers:
                 del known[gone]
-        self._asked = []
+                self._asked = []
 
     @property
     def knows_any(self) -> bool:

@@ -12,6 +12,7 @@ from flows.benches.simulated import Kind, SimulatedClient
 from flows.cli import main
 from infra.cluster.placement import PlacementConfig
 from infra.dispatch.dispatch import Dispatch
+from infra.dispatch.schedule import Schedule
 from tests.processes import until
 
 
@@ -44,6 +45,18 @@ def test_the_scheduler_is_not_asked_who_is_there_for_each_lease() -> None:
         assert len(asked) <= 2 + (time.monotonic() - began) / 0.25
         assert len(dispatch.offers()) == 4  # asked anew, as anything but `lately` is
         assert asked[-1] > began + 0.01
+
+
+def test_it_is_looked_who_gets_what_once_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any
+    looks: list[float] = []
+    hand_out = Schedule.hand_out
+    monkeypatch.setattr(Schedule, "hand_out", lambda *args: looks.append(time.monotonic()) or hand_out(*args))
+    kinds = [Kind("GENERATOR", 2, 0.01, 0.0)]
+    with SimulatedClient(kinds, 0, {}) as client, Dispatch(client, PlacementConfig()) as dispatch:
+        began = time.monotonic()
+        assert len(list(dispatch.lease("generate", print, [()] * 40))) == 40
+        assert 40 < len(looks) <= 41 + 2 * (1 + (time.monotonic() - began) / 0.25)  # and as time goes on
 
 
 def test_a_figure_is_of_the_steps_after_the_warm_up() -> None:

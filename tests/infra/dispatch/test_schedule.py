@@ -133,7 +133,7 @@ def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_
         assert all(other.item == lease.item for other in others)
 
     for what, number in [*happenings, *[("answer", 0)] * 100]:
-        now += 0.1
+        then, now = now, now + 0.1
         if what == "add":
             added += items(batches, (number, number % 2), 1 + number % 3)
             schedule.add(items(batches, (number, number % 2), 1 + number % 3))
@@ -149,6 +149,7 @@ def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_
             come_back(number)
         elif schedule.assignments:
             schedule.give_back(schedule.assignments[number % len(schedule.assignments)])
+        assert schedule.changed or schedule.hand_out(WORKERS[:workers], then) == []
         before = {lease.item for lease in schedule.assignments}
         made = schedule.hand_out(WORKERS[:workers], now)
         left = {item for item in added if item.batch not in dropped and not counted[item]}

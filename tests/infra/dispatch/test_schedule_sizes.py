@@ -179,7 +179,7 @@ def test_of_many_idle_workers_few_are_looked_at_in_a_turn_and_all_in_their_turn(
     schedule.add([replace(item(4), batch=1, order=(2,))])
     looked: list[str] = []
     share = schedule._share
-    schedule._share = lambda of, worker, outlook: looked.append(worker) or share(of, worker, outlook)  # type: ignore[method-assign, func-returns-value]
+    schedule._share = lambda of, worker: looked.append(worker) or share(of, worker)  # type: ignore[method-assign, func-returns-value]
     for turn in range(3):
         assert schedule.hand_out(everybody, 10.1) == []  # the fast one will have done it before
         assert len(set(looked)) == (turn + 1) * LOOKS
