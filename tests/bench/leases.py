@@ -2,8 +2,8 @@
 machine whose cores others use too.
 
 Two real workers of a local cluster, one three times as slow: a lease takes `fixed` and so much a prompt, asleep. A
-trainer that sleeps takes one batch after the other, of which two are under way. Seconds of a batch and shares are of
-all but the first three.
+trainer that sleeps takes one batch after the other, of which two are under way. Seconds of a batch and shares of
+prompts are of all but the first three.
 
 python -m tests.bench.leases [--batches 15] [--json]
 """
@@ -88,7 +88,7 @@ def measure(dispatch: Dispatch, fixed: str, trainer: str, batches: int, *, cut: 
     threads[0].start()
     for batch in range(batches):
         if batch == SKIPPED:
-            dispatch.timeline.take()
+            before = dispatch.timeline.take()
             began = time.perf_counter()
         if batch + 1 < batches:
             threads[batch + 1].start()
@@ -97,8 +97,8 @@ def measure(dispatch: Dispatch, fixed: str, trainer: str, batches: int, *, cut: 
     spans = [span for span in dispatch.timeline.take() if not span.lost]
     seconds = (time.perf_counter() - began) * PROMPTS / sum(span.tokens for span in spans)
     speed = {
-        name: sum(span.tokens for span in spans if span.worker == name)
-        / sum(span.end - span.start for span in spans if span.worker == name)
+        name: sum(span.tokens for span in [*before, *spans] if span.worker == name)
+        / sum(span.end - span.start for span in [*before, *spans] if span.worker == name)
         for name in (FAST, SLOW)
     }
     by = sum((each.by for each in made[SKIPPED:]), Counter[str]())
