@@ -40,7 +40,7 @@ class PrefectSession:
         url = str(PREFECT_API_URL.value() or "")
         cloud = not url or url.startswith(str(PREFECT_CLOUD_API_URL.value()))
         self._link = None if cloud else PrefectLink(home, url)  # whose clients know how to wait for it
-        self._outbox = None if self._link is None else Outbox(url, self._link.serves)
+        self._outbox = None if self._link is None else Outbox(self._link)
         self.log = PrefectLog(self.serves)  # of the outermost flow that runs here
         self._outcome: str | None = None
         self._home, self._say = home, say

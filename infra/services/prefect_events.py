@@ -5,17 +5,21 @@ steps has thousands of them: its end would take hours. Here they wait, and go on
 """
 
 import asyncio
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
+from urllib.parse import urlsplit
 
 from prefect.events.clients import PrefectEventsClient
 from prefect.events.schemas.events import Event
 from prefect.events.worker import EventsWorker, ProcessPoolForwardingEventsClient
+from prefect.settings import PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED, temporary_settings
+
+from infra.services.prefect_link import PrefectLink
 
 POLL_SECONDS = 0.1  # between two polls of an empty queue
 AWAY_SECONDS = 1.0  # before the next attempt at a server that was away
@@ -27,10 +31,9 @@ KEPT = 20_000  # events: some 40 MB
 class Outbox:
     """Prefect's queue of events in this process, from `open` to `close`."""
 
-    def __init__(self, url: str, serves: Callable[[], bool]) -> None:
-        """`serves`: whether the server at `url` is there and the one meant, called before each connection."""
-        self._url = url
-        self._serves = serves
+    def __init__(self, link: PrefectLink) -> None:
+        """`link`: to the server, which is asked before each connection."""
+        self._link = link
         self._waiting: deque[Event] = deque()
         self._recent: deque[tuple[float, Event]] = deque()  # sent, and when
         self._lost = 0  # events that found no room
@@ -71,7 +74,7 @@ class Outbox:
     async def _tell(self) -> None:
         while True:
             over = self._over.is_set()
-            there = len(self._waiting) > 0 and await asyncio.to_thread(self._serves)
+            there = len(self._waiting) > 0 and await asyncio.to_thread(self._link.serves)
             if there:
                 with suppress(Exception):  # whatever it is, the events are still here, and `close` counts them
                     await self._over_one_connection()
@@ -84,9 +87,13 @@ class Outbox:
 
     async def _over_one_connection(self) -> None:
         """Send events until `close`. Raises when the connection fails."""
-        client = PrefectEventsClient(self._url, reconnection_attempts=0, checkpoint_every=1)
+        client = PrefectEventsClient(self._link.url, reconnection_attempts=0, checkpoint_every=1)
         async with asyncio.timeout(TELL_SECONDS):
-            await client.__aenter__()
+            if self._link.is_ours:
+                client._connect.connection_kwargs["sock"] = await asyncio.to_thread(self._proved)
+            # whoever is there would be asked for its version, with the password
+            with temporary_settings({PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED: False}):
+                await client.__aenter__()
         try:
             while True:
                 over = self._over.is_set()
@@ -95,14 +102,24 @@ class Outbox:
                         await client.emit(self._waiting[0])  # with a checkpoint each: it has it when this returns
                     self._recent.append((time.monotonic(), self._waiting.popleft()))
                 if self._recent and time.monotonic() - self._recent[-1][0] > RECENT_SECONDS:
-                    if not await asyncio.to_thread(self._serves):
-                        raise ConnectionResetError(self._url)
+                    if not await asyncio.to_thread(self._link.serves):
+                        raise ConnectionResetError(self._link.url)
                     self._recent.clear()
                 if over:
                     return
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             await _closed(client)
+
+    def _proved(self) -> socket.socket:
+        """A connection to the server, which proves that it is the home's when that is there: whoever has taken the port
+        before holds it still, and cannot."""
+        where = urlsplit(self._link.url)
+        connected = socket.create_connection((str(where.hostname), int(where.port or 0)), TELL_SECONDS)
+        if not self._link.serves(now=True):
+            connected.close()
+            raise ConnectionResetError(self._link.url)
+        return connected
 
 
 async def _closed(client: Any) -> None:
