@@ -256,20 +256,19 @@ class LeaseQueue:
                 self._fail(batch, error)
                 continue
             self._out[assigned] = HandedOut(batch, workers[assigned.worker], future, time.time())
-            future.add_done_callback(  # type: ignore[no-untyped-call]
-                lambda _, assigned=assigned: self._back(assigned)
-            )
+            future.add_done_callback(lambda _, assigned=assigned: self._back(assigned))  # type: ignore[no-untyped-call]
             for late in self._schedule.late(assigned):
-                by = self._out[assigned].worker.name
-                self._say_late(late, f"{by} does the same, and the first result counts")
+                self._say_late(late, f"{workers[assigned.worker].name} does the same, and the first result counts")
         for late in self._schedule.late_firsts(now):
             self._say_late(late, "another has had the same")
 
     def _say_late(self, assigned: Assignment, what: str) -> None:
         """Say that its worker is late and what comes of it; it gets nothing more until it answers."""
-        if (out := self._out.get(assigned)) is not None and assigned.worker not in self._calls.silent:
+        if (out := self._out.get(assigned)) is None or assigned.worker in self._calls.silent:
+            return
+        if assigned.finished is None:  # else it has answered, and its result is long on the way
             self._calls.silent.add(assigned.worker)
-            self._calls.say(f"{out.worker.name} has not come back with {self._call} for {out.seconds:.0f} s: {what}")
+        self._calls.say(f"{out.worker.name} has not come back with {self._call} for {out.seconds:.0f} s: {what}")
 
     def _lose(self, assigned: Assignment) -> None:
         """The assignment's worker is gone: its item is handed out anew, or its batch fails after `attempts` deaths, of

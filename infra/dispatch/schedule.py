@@ -83,13 +83,13 @@ class Schedule:
         self.changed = False
         self._drop_done()
         overdue = [item for item in self.lateness.overdue(now, quiet) if item in self._open]
-        if not (has_any := bool(self._waiting or overdue)):
-            self._declined.clear()
-        if not (has_any or self._firsts) or self._out.held.keys() >= set(workers):
+        if not (self._waiting or overdue or self._firsts):
             return []
         known = [worker for worker in workers if worker not in silent]
         answering = [worker for worker in known if worker not in quiet] or known
         idle = [worker for worker in answering if worker not in self._out.held]
+        if not idle:
+            return []
         idle.sort(key=self._idle_since.__getitem__)
         if len(idle) > LOOKS:
             idle.sort(key=self._passed.__getitem__)
@@ -147,10 +147,10 @@ class Schedule:
                 assigned.late = True
         for item in for_others:
             heapq.heappush(self._waiting, item)
-        if found is None and left:
-            self._declined.setdefault(worker, outlook.now)
-        else:
+        if found is not None:
             self._declined.pop(worker, None)
+        elif left:
+            self._declined.setdefault(worker, outlook.now)
         return found, waited
 
     def _cut_to(self, item: Item, units: int) -> Item:

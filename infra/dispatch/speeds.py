@@ -76,7 +76,7 @@ class Speeds:
         self._whole: deque[tuple[int, Made]] = deque(maxlen=LENGTHS)  # units, and all that was made of them
         self._units: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=RECENT))  # of its items
         self._steps = self._tokens = 0.0  # of an item, of a unit
-        self._asked: list[str] = []  # the workers that costs were last asked of
+        self._asked: list[str] | None = None  # the workers that costs were last asked of
         self._place: dict[str, int] = {}  # of each of them
         self._fits = np.empty((0, 2))  # of theirs
 
@@ -113,7 +113,7 @@ class Speeds:
         for known in (self._took, self._fit, self._count, self._units):
             for gone in known.keys() - workers:
                 del known[gone]
-                self._asked = []
+                self._asked = None
 
     @property
     def knows_any(self) -> bool:

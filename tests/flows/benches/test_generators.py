@@ -1,6 +1,8 @@
 """`rlvf bench generators`, of few of them."""
 
+import asyncio
 import json
+import re
 import time
 from typing import Any
 
@@ -57,6 +59,34 @@ def test_it_is_looked_who_gets_what_once_a_lease(monkeypatch: pytest.MonkeyPatch
         began = time.monotonic()
         assert len(list(dispatch.lease("generate", print, [()] * 40))) == 40
         assert 40 < len(looks) <= 41 + 2 * (1 + (time.monotonic() - began) / 0.25)  # and as time goes on
+
+
+class Congested(SimulatedClient):
+    """The first result of one generator takes long to be fetched."""
+
+    seconds = 2.0
+
+    async def gather(self, future: Any, **named: Any) -> Any:
+        if future.worker.name == "generator-1":
+            seconds, self.seconds = self.seconds, 0.0
+            await asyncio.sleep(seconds)
+        return await super().gather(future, **named)
+
+
+def test_a_worker_whose_result_is_long_on_the_way_has_answered_and_gets_more() -> None:
+    said: list[str] = []
+    client: Any
+    with (
+        Congested([Kind("GENERATOR", 2, 0.01, 0.0)], 0, {}) as client,
+        Dispatch(client, PlacementConfig(), said.append, late_after=0.3) as dispatch,
+    ):
+        assert len(list(dispatch.lease("generate", print, [()] * 8))) == 8
+        assert client.seconds == 0.0
+        (line,) = said
+        assert re.match(r"generator-1 has not come back with generate for \d s: generator-0 does the same", line)
+        dispatch.timeline.take()
+        assert len(list(dispatch.lease("generate", print, [()] * 8))) == 8
+        assert {span.worker for span in dispatch.timeline.take()} == {"generator-0", "generator-1"}
 
 
 def test_a_figure_is_of_the_steps_after_the_warm_up() -> None:

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.dispatch.durations import UNMEASURED_SECONDS
@@ -116,6 +116,7 @@ def test_what_was_given_up_is_let_go_but_by_a_late_worker(late: bool) -> None:
 STEPS = st.tuples(st.sampled_from("add answer lose refuse hold wait drop".split()), st.integers(0, 7))
 
 
+@settings(deadline=None)
 @given(st.lists(STEPS, max_size=60), st.integers(1, 3))
 def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_first(
     happenings: list[tuple[str, int]], workers: int

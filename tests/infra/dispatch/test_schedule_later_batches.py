@@ -47,13 +47,18 @@ def test_a_slow_worker_gets_its_share_of_batches_of_few_items(slow: int, leases:
     assert share_of_slow(paced(**took), took, leases, ahead) > 0.85 / (slow + 1)
 
 
-def test_a_worker_whose_first_items_loaded_the_model_is_used_again() -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_worker_whose_first_items_loaded_the_model_is_used_again(ahead: int) -> None:
     """Two that are as fast as each other; one has fetched the weights over Wi-Fi in its first lease, and was slow once
-    more."""
+    more. Between two batches of staleness 0 nothing waits."""
     schedule = Schedule(10)
     for batch, slow in enumerate((60, 40)):
         schedule.add(items(-batch, (0,), 2))
         for lease in schedule.hand_out(["slow", "fast"], 0):
             back(schedule, lease, slow if lease.worker == "slow" else 5)
-    # staleness 1, batches of two leases: the defaults of staleness 0
-    assert share_of_slow(schedule, {"slow": 5, "fast": 5}, leases=2, ahead=1, seconds=600) > 0.4
+    assert share_of_slow(schedule, {"slow": 5, "fast": 5}, leases=2, ahead=ahead, seconds=600) > 0.4
+
+
+def test_a_slow_worker_seldom_holds_up_a_batch_that_nothing_follows() -> None:
+    took = {"slow": 40.0, "fast": 1.0}
+    assert share_of_slow(paced(**took), took, leases=2, ahead=0, seconds=4000) < 0.003

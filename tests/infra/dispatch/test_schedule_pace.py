@@ -87,3 +87,14 @@ def test_a_worker_whose_first_item_took_long_is_not_slow() -> None:
     back(schedule, one, 160)  # it has done nothing before
     schedule.add(items(3, (3,), 1))
     assert [lease.worker for lease in schedule.hand_out(["c", "a", "b"], 160)] == ["c"]
+
+
+def test_where_nobody_answers_nothing_is_handed_out_until_somebody_does() -> None:
+    schedule = paced(a=1, b=1, c=1)
+    schedule.add(items(1, (1,), 3))
+    for lease in schedule.hand_out(["a", "b", "c"], 2):
+        back(schedule, lease, 3)
+    schedule.add(items(2, (2,), 1))
+    schedule.keep({"a", "b"})
+    assert schedule.hand_out(["a", "b"], 4, silent={"a", "b"}) == []  # late with another call
+    assert names(schedule.hand_out(["a", "b"], 5, silent={"a"})) == [("b", (2,), 0)]
