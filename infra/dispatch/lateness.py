@@ -52,7 +52,7 @@ class Lateness:
         longest = self._took.longest(worker)
         if longest is None:
             longest = self._took_late.get(worker, self._took.longest())
-        if units > 1 and longest is not None and (cost := self._speeds.cost(worker)) is not None:
+        if longest is not None and (cost := self._speeds.cost(worker)) is not None:
             longest = max(longest, cost.seconds(units))
         return late_after(longest, self.least * (QUIET_SHARE if quiet else 1), self.patience)
 

@@ -123,9 +123,9 @@ class LeaseQueue:
 
     def _finished(self, assigned: Assignment, moment: float) -> None:
         """An assignment's future is done, or lost: fetch what it holds."""
+        self._calls.silent.discard(assigned.worker)  # it may have come back while it was found to be late
         if (out := self._out.get(assigned)) is None:
             return  # it was taken back, or its worker had vanished before
-        self._calls.silent.discard(assigned.worker)  # it may have come back while it was found to be late
         if out.future.status in ("finished", "error") and assigned.late and not assigned.is_first:
             self._calls.say(f"{out.worker.name} came back with {self._call} after {out.seconds:.0f} s")
         if out.future.status == "finished":

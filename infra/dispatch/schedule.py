@@ -47,9 +47,7 @@ class Schedule:
         self._tried: Counter[str] = Counter()  # how often it was given something all the same
         self._passed: defaultdict[str, int] = defaultdict(int)  # in which turn an idle worker got nothing last
         self._turn = 0
-        self.changed = (
-            False  # whether there may be more to hand out than at the last time, but for what time makes late
-        )
+        self.changed = False  # since the last `hand_out`: there may be more for it, whatever is late by now
         self._cut = cut
         self._made: dict[Item, Made] = {}  # of items that go on, so far; by their first slice
 
@@ -132,7 +130,7 @@ class Schedule:
         outlook, units, left = self._outlook, 0, False
         self._drop_done()
         while self._waiting:
-            if not self._is_for_others(self._waiting[0], worker):
+            if worker not in self._left_out(self._waiting[0]):
                 if units := self._share(self._waiting[0], worker):
                     break
                 left = True
@@ -161,13 +159,15 @@ class Schedule:
         rest, first = self._cut(item, units), replace(item, units=units)
         self._open.remove(item)  # they are equal
         self._open |= {first, rest}
+        if died := self.deaths[item]:
+            self.deaths[rest] = died  # it may have been this part's fault
         heapq.heappush(self._waiting, rest)
         return first
 
     def _share(self, item: Item, worker: str) -> int:
         """Units of the item that the worker should have; 0 where others will have done all of its batch before."""
         outlook = self._outlook
-        begun = item.slice > 0 or item.without or self.deaths[item] or item in self.failed
+        begun = item.slice > 0 or item.without or item in self.failed
         sizes = None if begun else item.sizes
         if outlook.costs is None:
             return item.units if sizes is None else min(ceil(item.units / outlook.idle), sizes.first)
@@ -188,11 +188,7 @@ class Schedule:
 
     def _may_have(self, item: Item, worker: str) -> bool:
         """Whether a late item may go to this worker too."""
-        return all(worker != at.worker for at in self._out.of(item)) and not self._is_for_others(item, worker)
-
-    def _is_for_others(self, item: Item, worker: str) -> bool:
-        """Whether the item failed on `worker`, or is to be done without it, and there is one that has not tried it."""
-        return worker in self._left_out(item)
+        return all(worker != at.worker for at in self._out.of(item)) and worker not in self._left_out(item)
 
     def _left_out(self, item: Item) -> frozenset[str]:
         """On whom the item failed, and who is to be done without, where there is one that has not tried it."""
@@ -243,6 +239,7 @@ class Schedule:
     def done(self, assigned: Assignment) -> tuple[bool, list[Assignment]]:
         """The assignment's result is here: whether it is the first of its item, and others of it to be cancelled."""
         self._out.remove(assigned)
+        self.changed = self.changed or assigned.finished is None  # its worker, which raised, is idle
         if assigned.item not in self._open:
             return False, []
         self._open.remove(assigned.item)

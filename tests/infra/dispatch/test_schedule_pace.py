@@ -1,6 +1,9 @@
 """The last items of a batch, where some workers are slower than others."""
 
+import pytest
+
 from infra.dispatch.items import Assignment, Item
+from infra.dispatch.lease_config import PATIENCE
 from infra.dispatch.schedule import Schedule
 from infra.dispatch.speeds import Made
 from tests.infra.dispatch.test_schedule import items, names
@@ -87,6 +90,36 @@ def test_a_worker_whose_first_item_took_long_is_not_slow() -> None:
     back(schedule, one, 160)  # it has done nothing before
     schedule.add(items(3, (3,), 1))
     assert [lease.worker for lease in schedule.hand_out(["c", "a", "b"], 160)] == ["c"]
+
+
+def test_a_worker_that_has_become_slow_is_late_once_and_then_by_its_new_time() -> None:
+    schedule = paced(a=1, b=1)
+    schedule.add(items(1, (1,), 2))
+    fast, slow = schedule.hand_out(["a", "b"], 2)
+    back(schedule, fast, 3)
+    (other,) = schedule.hand_out(["a", "b"], 2 + 11)
+    back(schedule, other, 14)
+    assert not schedule.changed or schedule.hand_out(["a", "b"], 14) == []
+    schedule.finished(slow, 42)
+    assert schedule.done(slow) == (False, [])
+    schedule.measured(slow, Made(0.0, 1.0), 40.0, first=False, over=False)
+    assert schedule.lateness.limit("b") == pytest.approx(40 * PATIENCE, rel=0.01)
+    assert schedule.lateness.limit("a") == 10
+
+
+def test_a_worker_that_raises_at_what_another_has_done_may_have_more() -> None:
+    schedule = paced(a=1, b=1)
+    schedule.add(items(1, (1,), 2))
+    fast, slow = schedule.hand_out(["a", "b"], 2)
+    back(schedule, fast, 3)
+    (other,) = schedule.hand_out(["a", "b"], 2 + 11)
+    back(schedule, other, 14)
+    schedule.add(items(2, (2,), 2))
+    assert names(schedule.hand_out(["a", "b"], 14)) == [("a", (2,), 0)]
+    assert not schedule.changed
+    schedule.done(slow)
+    assert schedule.changed
+    assert names(schedule.hand_out(["a", "b"], 14)) == [("b", (2,), 1)]
 
 
 def test_where_nobody_answers_nothing_is_handed_out_until_somebody_does() -> None:

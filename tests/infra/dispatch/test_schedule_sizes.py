@@ -46,13 +46,11 @@ def test_before_anything_is_known_idle_workers_get_equal_parts_and_no_more_than_
 
 def test_what_somebody_has_begun_stays_as_it_is() -> None:
     schedule = cutting()
-    schedule.add([item(8)])
-    first, second = schedule.hand_out(["a", "b"], 0)
-    schedule.deaths[first.item] += 1
-    schedule.give_back(first)
-    schedule.failed[second.item].add("b")
-    schedule.give_back(second)
-    assert units(schedule.hand_out(["c", "d"], 1)) == [("c", 4), ("d", 4)]
+    schedule.add([item(4)])
+    (lease,) = schedule.hand_out(["a"], 0)
+    schedule.failed[lease.item].add("a")
+    schedule.give_back(lease)
+    assert units(schedule.hand_out(["b", "c"], 1)) == [("b", 4)]
     schedule = cutting()
     schedule.add([item(8, slice=1), item(8, index=1, without=frozenset({"c"}))])
     assert units(schedule.hand_out(["a", "b"], 1)) == [("a", 8), ("b", 8)]
@@ -64,6 +62,17 @@ def test_what_nobody_has_begun_is_cut_anew_when_it_is_taken_back() -> None:
     schedule.hand_out(["a"], 0)
     assert [each.units for each in (lease.item for lease in schedule.take_back())] == [8]
     assert units(schedule.hand_out(["a", "b"], 1)) == [("a", 4), ("b", 4)]
+
+
+def test_what_a_worker_died_of_is_cut_anew_and_each_part_counts_its_death() -> None:
+    schedule = cutting()
+    schedule.add([item(8)])
+    (lease,) = schedule.hand_out(["fast"], 0)
+    schedule.give_back(lease)
+    schedule.deaths[lease.item] += 1
+    parts = schedule.hand_out(["a", "b"], 1)
+    assert units(parts) == [("a", 4), ("b", 4)]
+    assert [schedule.deaths[part.item] for part in parts] == [1, 1]
 
 
 SPEEDS = st.lists(st.floats(0.02, 0.6), min_size=1, max_size=5)  # seconds of a prompt
