@@ -1,8 +1,8 @@
-"""The first items of workers of which nothing is known: plain data, without a clock or a cluster.
+"""The first items of workers that are not known, and those of slow ones that are tried anew: plain data, without a
+clock or a cluster.
 
 Such a worker may import, load and compile for long. So that nobody waits for that, another one that has nothing to do
-takes the item too, and the first result counts. It happens once to each worker: the next item is its own, which tells
-its speed.
+takes the item too, and the first result counts. What comes second tells its worker's speed as well.
 """
 
 from collections.abc import Callable, Collection
@@ -20,8 +20,7 @@ class Firsts:
         self._out = out
         self._speeds = speeds
         self._alone: dict[str, Assignment] = {}  # the last one of each such worker, the oldest first
-        self._shared: set[str] = set()  # workers whose first item another one took too
-        self._copied: list[Assignment] = []  # those of them that may be out and not late yet
+        self._copied: list[Assignment] = []  # those that another one took too, and that may be out and not late yet
         self._looked = -inf  # when it was looked for late ones last
 
     def __bool__(self) -> bool:
@@ -29,14 +28,13 @@ class Firsts:
 
     def keep(self, workers: Collection[str]) -> None:
         """Forget all other workers."""
-        self._shared &= set(workers)
         for gone in self._alone.keys() - workers:
             del self._alone[gone]
 
-    def add(self, assigned: Assignment) -> None:
-        """An assignment was made."""
+    def add(self, assigned: Assignment, *, tried: bool = False) -> None:
+        """An assignment was made; whether its worker is `tried` anew, which may be as slow as it was."""
         self._alone.pop(assigned.worker, None)
-        if self._speeds.cost(assigned.worker) is None and assigned.worker not in self._shared:
+        if tried or not self._speeds.knows(assigned.worker):
             self._alone[assigned.worker] = assigned
 
     def share(self, worker: str, now: float, may_take: Callable[[Item, str], bool]) -> Item | None:
@@ -52,7 +50,6 @@ class Firsts:
                 break
             if len(self._out.of(held.item)) == 1 and held.worker != worker and may_take(held.item, worker):
                 held.late = held.is_first = True
-                self._shared.add(held.worker)
                 self._copied.append(self._alone.pop(held.worker))
                 return held.item
         return None
@@ -62,7 +59,6 @@ class Firsts:
         for assigned in self._out.of(item):
             if assigned.is_first:
                 assigned.late = assigned.is_first = False
-                self._shared.discard(assigned.worker)
                 self._alone = {assigned.worker: assigned, **self._alone}  # it is among the oldest
 
     def late(self, now: float, limit: Callable[[str], float]) -> list[Assignment]:

@@ -112,7 +112,7 @@ class Schedule:
             return None
         assigned = self._out.add(Assignment(item, worker, now))
         self._outlook.given(assigned, waited=waited)
-        self._firsts.add(assigned)
+        self._firsts.add(assigned, tried=self._tried[worker] > 0)
         return assigned
 
     def _may_take(self, item: Item, worker: str) -> bool:
@@ -178,7 +178,9 @@ class Schedule:
             most = min(self.speeds.most(worker) or sizes.first, item.units)
             units = min(share(ahead, mine, pool, place, sizes.seconds), most)
         seconds = mine.seconds(units)
-        if not self.speeds.knows(worker) or not is_sooner(ahead, least, pool, place, seconds):
+        if not self.speeds.knows(worker):
+            return units
+        if not is_sooner(ahead, least, pool, place, seconds):
             self._tried[worker] = 0
             return units
         if outlook.now - self._declined.get(worker, outlook.now) <= seconds * 2 ** self._tried[worker]:
@@ -262,7 +264,7 @@ class Schedule:
 
     def withdraw(self, batch: int) -> list[Assignment]:
         """Drop the items of a batch; the assignments to be cancelled."""
-        for item in [item for item in self._out.items() if item.batch == batch]:
+        for item in [item for item in self._open if item.batch == batch]:  # of one that is done it tells the speed
             self._firsts.unshare(item)
         self._made = {item: made for item, made in self._made.items() if item.batch != batch}
         self._open = {item for item in self._open if item.batch != batch}

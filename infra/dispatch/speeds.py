@@ -95,10 +95,11 @@ class Speeds:
 
     def anew(self, worker: str, made: Made, seconds: float) -> None:
         """The same of an item that another was sooner with, or should have been: the worker is slower than it was, or
-        has loaded for long. Until there is another, this is all that counts."""
+        has loaded for long. Until there is another, this is all that counts; that of which it happens twice is slow."""
         if seconds > 0 and (made.steps or made.tokens):
             self._took[worker].clear()
-            self._count[worker] = 0
+            if self._count[worker] > 1:
+                self._count[worker] = 0
             self.add(worker, made, seconds)
 
     def over(self, worker: str, units: int, made: Made) -> None:

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from infra.dispatch.items import Item
+import pytest
+
+from infra.dispatch.items import Assignment, Item
 from infra.dispatch.schedule import Schedule
 from infra.dispatch.speeds import Made
 
@@ -43,7 +45,14 @@ def test_who_has_nothing_to_do_takes_it_too_after_its_own_time_and_the_first_res
     assert [each.worker for each in schedule.hand_out(["a", "new"], 31)] == ["new"]
 
 
-def test_it_is_shared_once_with_who_is_known_and_again_where_that_one_did_not_do_it() -> None:
+def came_back(schedule: Schedule, first: Assignment, second: Assignment, now: float) -> None:
+    for back in (first, second):
+        schedule.finished(back, now)
+        schedule.done(back)
+        schedule.measured(back, Made(0.0, 1.0), now - back.since, first=back is first, over=back is first)
+
+
+def test_it_is_shared_until_its_speed_is_known_and_again_where_that_one_did_not_do_it() -> None:
     schedule = Schedule(600)
     schedule.add([item(0)])
     (fresh,) = schedule.hand_out(["new"], 10)
@@ -60,12 +69,34 @@ def test_it_is_shared_once_with_who_is_known_and_again_where_that_one_did_not_do
     assert schedule.hand_out(["new", "a"], 101) == []
     schedule.failed.clear()
     (copy,) = schedule.hand_out(["new", "a"], 101)
-    for back in (copy, fresh):
-        schedule.finished(back, 105)
-        schedule.done(back)
+    came_back(schedule, copy, fresh, now=105)
     schedule.add([item(1)])
-    assert [each.worker for each in schedule.hand_out(["new"], 105)] == ["new"]
-    assert schedule.hand_out(["new", "a", "b"], 200) == []  # by this one its speed is known
+    (fresh,) = schedule.hand_out(["new"], 105)
+    assert not fresh.late
+    (copy,) = schedule.hand_out(["new", "a", "b"], 200)
+    assert (copy.worker, copy.item) == ("a", fresh.item)
+    came_back(schedule, copy, fresh, now=205)
+    schedule.add([item(2)])
+    assert [each.worker for each in schedule.hand_out(["new"], 205)] == ["new"]
+    assert schedule.hand_out(["new", "a", "b"], 300) == []  # that came second twice: its speed is known
+
+
+def test_once_its_batch_is_over_it_goes_on_and_tells_the_speed() -> None:
+    schedule = Schedule(600)
+    known(schedule, "a")
+    schedule.add([item(0)])
+    (fresh,) = schedule.hand_out(["new"], 10)
+    (copy,) = schedule.hand_out(["new", "a"], 15)
+    schedule.finished(copy, 19)
+    assert schedule.done(copy) == (True, [])
+    assert schedule.withdraw(0) == []
+    assert schedule.assignments == [fresh]
+    schedule.finished(fresh, 40)
+    assert schedule.done(fresh) == (False, [])
+    schedule.measured(fresh, Made(10, 40), 30, first=False, over=False)
+    cost = schedule.speeds.cost("new")
+    assert cost is not None
+    assert cost.seconds(1) == pytest.approx(30, rel=0.02)
 
 
 def test_a_hold_takes_it_back_from_both() -> None:

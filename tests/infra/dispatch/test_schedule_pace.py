@@ -9,11 +9,12 @@ from infra.dispatch.speeds import Made
 from tests.infra.dispatch.test_schedule import items, names
 
 
-def back(schedule: Schedule, lease: Assignment, now: float) -> None:
-    """The lease is done at `now`."""
+def back(schedule: Schedule, lease: Assignment, now: float) -> bool:
+    """The lease is done at `now`; whether it is the first of its item."""
     schedule.finished(lease, now)
-    schedule.done(lease)
-    schedule.measured(lease, Made(0.0, 1.0), now - lease.since, first=True, over=True)
+    first, _ = schedule.done(lease)
+    schedule.measured(lease, Made(0.0, 1.0), now - lease.since, first=first, over=first)
+    return first
 
 
 def paced(first: float = 0.0, **seconds: float) -> Schedule:
