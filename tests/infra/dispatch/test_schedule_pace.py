@@ -93,13 +93,19 @@ def test_a_worker_whose_first_item_took_long_is_not_slow() -> None:
     assert [lease.worker for lease in schedule.hand_out(["c", "a", "b"], 160)] == ["c"]
 
 
-def test_a_worker_that_has_become_slow_is_late_once_and_then_by_its_new_time() -> None:
+def beaten() -> tuple[Schedule, Assignment]:
+    """At 14 a has done what b has had since 2, too."""
     schedule = paced(a=1, b=1)
     schedule.add(items(1, (1,), 2))
     fast, slow = schedule.hand_out(["a", "b"], 2)
     back(schedule, fast, 3)
     (other,) = schedule.hand_out(["a", "b"], 2 + 11)
     back(schedule, other, 14)
+    return schedule, slow
+
+
+def test_a_worker_that_has_become_slow_is_late_once_and_then_by_its_new_time() -> None:
+    schedule, slow = beaten()
     assert not schedule.changed or schedule.hand_out(["a", "b"], 14) == []
     schedule.finished(slow, 42)
     assert schedule.done(slow) == (False, [])
@@ -109,12 +115,7 @@ def test_a_worker_that_has_become_slow_is_late_once_and_then_by_its_new_time() -
 
 
 def test_a_worker_that_raises_at_what_another_has_done_may_have_more() -> None:
-    schedule = paced(a=1, b=1)
-    schedule.add(items(1, (1,), 2))
-    fast, slow = schedule.hand_out(["a", "b"], 2)
-    back(schedule, fast, 3)
-    (other,) = schedule.hand_out(["a", "b"], 2 + 11)
-    back(schedule, other, 14)
+    schedule, slow = beaten()
     schedule.add(items(2, (2,), 2))
     assert names(schedule.hand_out(["a", "b"], 14)) == [("a", (2,), 0)]
     assert not schedule.changed
