@@ -29,7 +29,7 @@ from infra.cluster.placement import (
     unsatisfied,
 )
 from infra.cluster.timeline import Measured, Timeline, measured
-from infra.dispatch.durations import Durations
+from infra.dispatch.durations import Durations, poll_seconds
 from infra.dispatch.presence import Presence
 from infra.errors import causes
 
@@ -263,7 +263,7 @@ class Calls:
         self, call: str | None = None, seconds: float | None = None, *, leaving: bool = False, lately: float = 0.0
     ) -> list[Offer]:
         """The workers present that run our source, or those of them that may run `call`; those that were asked to leave
-        only if `leaving`. `lately`: an answer so many seconds old will do; a large cluster's takes long to read. Raises
+        only if `leaving`. `lately`: an answer so many seconds old will do, or as old as `poll_seconds`. Raises
         SchedulerLostError, also where the scheduler has not answered in `seconds`, if given.
         """
         there = self._present(seconds, lately)
@@ -283,8 +283,8 @@ class Calls:
     def _present(self, seconds: float | None = None, lately: float = 0.0) -> list[Offer]:
         """Leaving ones too."""
         self._check_connection()
-        asked, there = self._seen
-        if (now := time.monotonic()) - asked <= lately:
+        (asked, there), now = self._seen, time.monotonic()
+        if lately and now - asked <= max(lately, poll_seconds(len(there))):
             return there
         try:
             there = offers(self.client, seconds, leaving=True)

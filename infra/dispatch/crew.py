@@ -6,10 +6,8 @@ from distributed.scheduler import heartbeat_interval
 
 from infra.cluster.placement import Offer
 from infra.dispatch.calls import Calls
-from infra.dispatch.durations import Signs
+from infra.dispatch.durations import POLL_SECONDS, Signs, poll_seconds
 
-POLL_SECONDS = 0.25  # how old the answer may be when leases are handed out, in a small cluster
-LONGEST_POLL_SECONDS = 4.0  # in a large one, whose workers send heartbeats less often
 MISSED = 4  # heartbeats, after which a worker is quiet; in a small cluster 2 s
 
 
@@ -26,7 +24,7 @@ class Crew:
         self._patience = patience
         self._signs = Signs()
         self._polled = self._alone_since = -float("inf")
-        self._heartbeat = POLL_SECONDS
+        self._interval = POLL_SECONDS
 
     def begin(self) -> None:
         """Forget since when no worker was capable."""
@@ -41,10 +39,6 @@ class Crew:
         """Whether it is time to poll again."""
         return time.monotonic() - self._polled > self._interval
 
-    @property
-    def _interval(self) -> float:
-        return min(max(POLL_SECONDS, self._heartbeat / 2), LONGEST_POLL_SECONDS)
-
     def poll(self) -> set[str]:
         """The addresses of all workers present, leaving ones too. Raises PlacementError when none was capable for
         `patience`."""
@@ -58,8 +52,9 @@ class Crew:
         self.capable = {offer.address: offer for offer in able}
         self._polled = now = time.monotonic()
         self._signs.poll(everyone, now)
-        self._heartbeat = heartbeat_interval(len(everyone))
-        self.quiet = frozenset(at for at in self.capable if self._signs.quiet(at, now) > MISSED * self._heartbeat)
+        self._interval = poll_seconds(len(everyone))
+        late = MISSED * heartbeat_interval(len(everyone))
+        self.quiet = frozenset(at for at in self.capable if self._signs.quiet(at, now) > late)
         if self.capable or self._alone_since < 0:
             self._alone_since = self._polled
             self._calls.lacking.pop(self._call, None)

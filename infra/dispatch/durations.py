@@ -4,11 +4,16 @@ import threading
 from collections import deque
 from collections.abc import Collection
 
+from distributed.scheduler import heartbeat_interval
+
 from infra.cluster.placement import Offer
 from infra.dispatch.lease_config import PATIENCE
 
 RECENT = 16  # calls that this is taken from
 UNMEASURED_SECONDS = 20.0  # that a call should take where nothing was measured yet
+POLL_SECONDS = 0.25  # how old an answer of the scheduler may be: half the time between two heartbeats of a worker,
+LARGE_SECONDS = 2.0  # from which on it is all of it, as the answer of so large a cluster takes long to read,
+LONGEST_POLL_SECONDS = 4.0  # and at most
 GAP_SECONDS = 5.0  # between two polls, after which nothing is known of the time before
 KEPT_SECONDS = 3600.0  # that a sign of life is remembered of a worker that is gone
 
@@ -17,6 +22,12 @@ def late_after(longest: float | None, least: float, patience: float = PATIENCE) 
     """Seconds after which a call is late: `patience` times the longest of late, None where none was measured; at least
     `least`."""
     return max(least, patience * (UNMEASURED_SECONDS if longest is None else longest))
+
+
+def poll_seconds(workers: int) -> float:
+    """How old an answer in which the scheduler describes so many workers may be."""
+    heartbeat = heartbeat_interval(workers)
+    return min(max(POLL_SECONDS, heartbeat if heartbeat >= LARGE_SECONDS else heartbeat / 2), LONGEST_POLL_SECONDS)
 
 
 class Durations:

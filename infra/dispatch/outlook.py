@@ -21,7 +21,7 @@ class Outlook:
         self.workers: Sequence[str] = ()
         self.now = 0.0
         self.costs: Costs | None = None  # where anything is known
-        self.idle = 0  # how many have nothing
+        self.idle = 0  # how many have nothing, where nothing is known
         self.overdue: Sequence[Item] = ()  # items that wait for nobody but late workers
         self._out, self._speeds = out, speeds
         self._pools: dict[frozenset[str], Pool] = {}  # by who is left out
@@ -35,10 +35,11 @@ class Outlook:
         """Have it be of these workers, at `now`; `waiting`: what waits, in any order."""
         self.workers, self.now, self.costs = workers, now, self._speeds.costs(workers)
         self.overdue = overdue
-        self.idle = len(workers) - len(self._out.held.keys() & set(workers))
         self._pools.clear()
         self._units.clear()
-        if self.costs is not None:
+        if self.costs is None:
+            self.idle = len(workers) - len(self._out.held.keys() & set(workers))
+        else:
             self._starts = self._free(self.costs)
             for item in waiting():
                 self._units[item.order, item.batch] += item.units
