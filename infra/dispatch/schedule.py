@@ -24,7 +24,7 @@ from infra.dispatch.outlook import Outlook
 from infra.dispatch.shares import is_sooner, share
 from infra.dispatch.speeds import Made, Speeds
 
-LOOKS = 4  # idle workers, one after the other, for which there is nothing: the others are looked at in the next turns
+LOOKS = 8  # idle workers, one after the other, for which there is nothing: the others are looked at in the next turns
 
 
 class Schedule:
