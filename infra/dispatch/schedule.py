@@ -185,7 +185,7 @@ class Schedule:
             return units
         if outlook.now - self._declined.get(worker, outlook.now) <= seconds * 2 ** self._tried[worker]:
             return 0
-        self._tried[worker] += 1  # it may not be slow any more, and does not often hold others up if it is
+        self._tried[worker] += 1  # it may not be slow any more; who is idle has the item too (`Firsts`)
         return units
 
     def _may_have(self, item: Item, worker: str) -> bool:
