@@ -13,8 +13,9 @@ RECENT = 16  # calls that this is taken from
 UNMEASURED_SECONDS = 20.0  # that a call should take where nothing was measured yet
 POLL_SECONDS = 0.25  # how old an answer of the scheduler may be: half the time between two heartbeats of a worker,
 LARGE_SECONDS = 2.0  # from which on it is all of it, as the answer of so large a cluster takes long to read,
-LONGEST_POLL_SECONDS = 4.0  # and at most
-GAP_SECONDS = 5.0  # between two polls, after which nothing is known of the time before
+LONGEST_POLL_SECONDS = 8.0  # and at most
+GAP_SECONDS = 5.0  # between two polls, or GAP polls of a large cluster, after which nothing is known of the time before
+GAP = 1.5
 KEPT_SECONDS = 3600.0  # that a sign of life is remembered of a worker that is gone
 
 
@@ -86,7 +87,7 @@ class Signs:
     def poll(self, offers: Collection[Offer], now: float) -> None:
         """Take in what the scheduler says of these workers at `now`."""
         with self._lock:
-            if now - self._polled > GAP_SECONDS:
+            if now - self._polled > max(GAP_SECONDS, GAP * poll_seconds(len(offers))):
                 self._seen.clear()
             self._polled = now
             for offer in offers:

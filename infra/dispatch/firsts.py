@@ -10,7 +10,7 @@ from math import inf
 
 from infra.dispatch.items import Assignment, Assignments, Item
 from infra.dispatch.lateness import LOOK_SECONDS
-from infra.dispatch.speeds import Speeds
+from infra.dispatch.speeds import Costs, Speeds
 
 
 class Firsts:
@@ -36,6 +36,13 @@ class Firsts:
         self._alone.pop(assigned.worker, None)
         if tried or not self._speeds.knows(assigned.worker):
             self._alone[assigned.worker] = assigned
+
+    def are_due(self, now: float, costs: Costs | None) -> bool:
+        """Whether the oldest of these was had for as long as it takes the fastest of some workers."""
+        held = next((each for each in self._alone.values() if self._out.held.get(each.worker) is each), None)
+        if held is None or costs is None:
+            return False
+        return held.waited(now) >= float((costs.fixed + held.item.units * costs.each).min())
 
     def share(self, worker: str, now: float, may_take: Callable[[Item, str], bool]) -> Item | None:
         """The item of the oldest of these that its worker has had for as long as this one takes for it, if nobody else

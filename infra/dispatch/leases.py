@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,6 +22,7 @@ from infra.dispatch.lease_batch import LeaseBatch
 from infra.dispatch.schedule import Schedule
 from infra.errors import mark_worker
 
+GATHER_SECONDS = 1e-4  # for each worker, in which events come together: of many, waking up for each costs most of it
 POLL_SECONDS = 0.25  # that the next event is waited for, and a change of what may be handed out
 
 
@@ -43,7 +43,7 @@ class LeaseQueue:
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()  # of the next
         self._driver: threading.Thread | None = None
-        self._handed_out = -inf  # when that was last
+        self._handed_out = 0.0  # when that was last
 
     def results(self, batch: LeaseBatch) -> Iterator[tuple[int, Any]]:
         """`(index, result)` of every item, as they come in; closing the iterator cancels its assignments."""
@@ -95,6 +95,9 @@ class LeaseQueue:
         except Empty:
             return
         event()
+        time.sleep(GATHER_SECONDS * len(self._crew.capable))
+        for _ in range(self._events.qsize()):
+            self._events.get()()
 
     def _fail(self, batch: LeaseBatch, error: BaseException) -> None:
         batch.returned.put(error)  # first: whatever comes of taking back the rest, its caller knows
@@ -129,8 +132,7 @@ class LeaseQueue:
         if out.future.status in ("finished", "error") and assigned.late and not assigned.is_first:
             self._calls.say(f"{out.worker.name} came back with {self._call} after {out.seconds:.0f} s")
         if out.future.status == "finished":
-            self._schedule.finished(assigned, time.monotonic())
-            self._hand_out()  # before the result is fetched: the worker need not wait for that
+            self._schedule.finished(assigned, time.monotonic())  # the worker need not wait until the result is here
         fetching = self._calls.fetch(out.future)
         fetching.add_done_callback(lambda done: self._events.put(partial(self._fetched, assigned, moment, done)))
 
@@ -236,8 +238,7 @@ class LeaseQueue:
         self._handed_out = now
         self._schedule.lateness.patience = self._calls.took.patience
         for assigned in self._schedule.hand_out(list(workers), now, self._calls.silent, quiet):
-            batch = self._batches.get(assigned.item.batch)
-            if batch is None:
+            if (batch := self._batches.get(assigned.item.batch)) is None:
                 continue  # it was given up for the assignment before
             try:
                 # Pinned and strict: Dask forgets the tags too when it may use other workers. One on an address that

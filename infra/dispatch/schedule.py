@@ -13,7 +13,7 @@ given whole, or left to faster workers. Where nothing was measured, an idle work
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -24,7 +24,9 @@ from infra.dispatch.outlook import Outlook
 from infra.dispatch.shares import is_sooner, share
 from infra.dispatch.speeds import Made, Speeds
 
-LOOKS = 8  # idle workers, one after the other, for which there is nothing: the others are looked at in the next turns
+MANY = 8  # idle workers, up to which all are looked at in each turn
+LOOKS = 2  # of more: the fastest ones, one after the other, for which there is nothing; and the same of the others, of
+# which the next turn looks at the next ones
 
 
 class Schedule:
@@ -89,20 +91,27 @@ class Schedule:
         if not idle:
             return []
         idle.sort(key=self._idle_since.__getitem__)
-        if len(idle) > LOOKS:
-            idle.sort(key=self._passed.__getitem__)
         self._outlook.look(answering, now, lambda: set(self._waiting) & self._open, overdue)
-        made: list[Assignment] = []
-        passed, self._turn = 0, self._turn + 1
+        if not (self._waiting or overdue or self._firsts.are_due(now, self._outlook.costs)):
+            return []
+        if len(idle) <= MANY:
+            return list(self._given(idle, len(idle)))
+        self._turn += 1
+        made = list(self._given(self._outlook.fastest(idle), LOOKS))  # what these leave, slower ones leave too
+        others = [worker for worker in idle if worker not in self._out.held]
+        return made + list(self._given(sorted(others, key=self._passed.__getitem__), LOOKS))
+
+    def _given(self, idle: Iterable[str], looks: int) -> Iterator[Assignment]:
+        """New assignments of these, until there is nothing for so many one after the other."""
+        passed = 0
         for worker in idle:
             if (assigned := self._assigned(worker)) is not None:
-                made.append(assigned)
                 passed = 0
+                yield assigned
                 continue
             self._passed[worker] = self._turn
-            if (passed := passed + 1) == LOOKS:
-                break
-        return made
+            if (passed := passed + 1) == looks:
+                return
 
     def _assigned(self, worker: str) -> Assignment | None:
         """A new assignment of this worker, if anything waits, is late or is another's first, that it should have."""

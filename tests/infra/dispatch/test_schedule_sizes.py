@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infra.dispatch.items import Item
-from infra.dispatch.schedule import LOOKS, Schedule
+from infra.dispatch.schedule import LOOKS, MANY, Schedule
 from infra.dispatch.shares import Sizes
 from infra.dispatch.speeds import Made
 from tests.infra.dispatch.generators import LENGTH, LONGEST, Cluster, Generator
@@ -177,22 +177,26 @@ def test_no_lease_takes_much_longer_than_it_should_whatever_times_vary_by(count:
         assert max(to - at for _, _, at, to in cluster.leases) < 2.5 * SIZES.seconds
 
 
-def test_of_many_idle_workers_few_are_looked_at_in_a_turn_and_all_in_their_turn() -> None:
+def test_of_many_idle_workers_the_fastest_are_looked_at_in_each_turn_and_all_in_their_turn() -> None:
     schedule = cutting()
-    everybody = ["fast", *(f"w{at}" for at in range(3 * LOOKS))]
+    everybody = ["fast", *(f"w{at}" for at in range(2 * MANY)), "second"]
     for worker in everybody:
         for _ in range(2):
             schedule.add([replace(item(8), batch=-1, order=(-1,), sizes=None)])
             (lease,) = schedule.hand_out([worker], 0)
             schedule.finished(lease, 1)
-            schedule.measured(lease, Made(1.0, 8.0), 0.8 if worker == "fast" else 800.0, first=True, over=True)
+            seconds = {"fast": 0.8, "second": 1.6}.get(worker, 800.0)
+            schedule.measured(lease, Made(1.0, 8.0), seconds, first=True, over=True)
             schedule.done(lease)
     schedule.add([item(8)])
     assert units(schedule.hand_out(["fast"], 10)) == [("fast", 8)]
-    schedule.add([replace(item(4), batch=1, order=(2,))])
+    schedule.add([replace(item(1), batch=1, order=(2,))])
     looked: list[str] = []
     share = schedule._share
     schedule._share = lambda of, worker: looked.append(worker) or share(of, worker)  # type: ignore[method-assign, func-returns-value]
-    for turn in range(3):
-        assert schedule.hand_out(everybody, 10.1) == []  # the fast one will have done it before
-        assert len(set(looked)) == (turn + 1) * LOOKS
+    for turn in range(2 * MANY // LOOKS - 1):
+        assert units(schedule.hand_out(everybody[:-1], 10.1)) == []  # the fast one will have done it before
+        assert len(set(looked)) == LOOKS + (turn + 1) * LOOKS
+    looked.clear()
+    assert units(schedule.hand_out(everybody, 10.1)) == [("second", 1)]
+    assert looked[0] == "second"  # whoever is idle for longer
