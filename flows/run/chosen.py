@@ -8,7 +8,7 @@ from flows.config import TrainConfig
 from flows.run.page import from_prefect
 from flows.run.recovery import Progress
 from flows.run.workplace import Workplace
-from flows.start.defaults import notes_on_audits, with_defaults, without_effect
+from flows.start.defaults import notes_on_audits, notes_on_rate, with_defaults, without_effect
 from flows.start.preflight import check_model
 from flows.start.references import check_reference
 from flows.start.resume import resume_with
@@ -33,7 +33,8 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
         config, _ = with_defaults(config)  # as they were chosen when it began
     if resume is not None:
         run, kept = resume_with(resume, workplace.runs, config, form=from_prefect())
-        for line in (*kept, *notes_on(run.config, workplace)):
+        of_rate = [] if run.saved is None else notes_on_rate(run.config, run.saved)
+        for line in (*kept, *of_rate, *notes_on(run.config, workplace)):
             workplace.display.say(line)
         return run
     for note in (check_model(config.policy.model, workplace.runs), check_reference(config, workplace.runs)):

@@ -79,7 +79,7 @@ class Training:
         judges = what_judges(self.problems, self.evaluations.plans)
         notes = [*notes_on_prompts(config.policy.model, self.problems), judges, *judging]
         notes += notes_on_tiny(config.policy.model, self.problems.some())
-        notes += notes_on_staleness(config.staleness, self.algorithm)
+        notes += notes_on_staleness(config.staleness, self.algorithm, resumed=run.resumed)
         for note in filter(None, notes):
             workplace.display.say(note)
         self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))

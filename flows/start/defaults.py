@@ -80,6 +80,8 @@ def without_effect(config: TrainConfig) -> list[str]:
         elif not config.staleness:
             why = "at staleness 0 all tokens of a batch are of one version"
         lines.append(f"inflight.kv_versions {versions}: {why}")
+    if not config.audit.share and config.audit.bound != AuditConfig().bound:
+        lines.append(f"audit.bound {config.audit.bound:g}: with audit.share 0 nothing is audited")
     return [f"{line}, so that it does nothing" for line in lines]
 
 
@@ -136,24 +138,40 @@ def notes_on_adapters(rank: int, trained: int, parameters: int) -> list[str]:
     return [f"lora rank {rank}: {_short(trained)} of {_short(parameters)} parameters are trained"] if rank else []
 
 
-def notes_on_staleness(staleness: int, algorithm: AlgorithmSpec) -> list[str]:
+def notes_on_staleness(staleness: int, algorithm: AlgorithmSpec, *, resumed: bool = False) -> list[str]:
     """A warning where batches may be so old that docs/asynchrony.md recommends a correction and there is none; and
     where they are more than one version old and the loss clips around the policy that sampled them, whatever the
-    correction: at 4 versions that halved the pass rate of AReaL (arXiv 2505.24298)."""
-    loss, advice = algorithm.algorithm, "--algorithm cispo --algorithm.correction divergence"
+    correction: at 4 versions that halved the pass rate of AReaL (arXiv 2505.24298). A ``resumed`` run is advised of
+    what it may change."""
+    loss, mask = algorithm.algorithm, "--algorithm.correction divergence"
+    advice = f"--algorithm cispo {mask}"
+    instead = f"{advice}, or --algorithm.proximal recomputed, which clips around the policy of the step"
+    instead = f"less staleness, or begin a new run with {instead}" if resumed else instead
     measured = f"; {MEASURED}" if staleness >= OLD else ""
     if staleness > 1 and algorithm.proximal == "behaviour" and loss.trust_region:
         return [
             f"warning: with staleness {staleness} {algorithm.name} clips around a policy of up to {staleness} versions "
-            f"ago, and may learn nothing of tokens that have moved since; give {advice}, or --algorithm.proximal "
-            f"recomputed, which clips around the policy of the step; a mask alone leaves out more tokens{measured}"
+            f"ago, and may learn nothing of tokens that have moved since; give {instead}; a mask alone leaves out more "
+            f"tokens{measured}"
         ]
     corrects = algorithm.correction.kind != "none" or type(loss).token_mask is not Algorithm.token_mask
     if staleness < OLD or corrects:
         return []
     return [
         f"warning: with staleness {staleness} batches are up to {staleness} versions old, and algorithm.correction is "
-        f"none; from {OLD} on docs/asynchrony.md recommends {advice}{measured}"
+        f"none; from {OLD} on docs/asynchrony.md recommends {mask if resumed else advice}{measured}"
+    ]
+
+
+def notes_on_rate(config: TrainConfig, saved: TrainConfig) -> list[str]:
+    """A line where a run goes on with a larger staleness and the learning rate of before, which is too large for it as
+    `with_defaults` sees it."""
+    rate, was, now = config.optimizer.lr, max(1, saved.staleness), max(1, config.staleness)
+    if rate is None or rate != saved.optimizer.lr or now <= was:
+        return []
+    return [
+        f"warning: optimizer.lr {rate:g} is that of staleness {saved.staleness}, and batches of up to {now} versions "
+        f"ago need smaller steps; give --optimizer.lr {rate * math.sqrt(was / now):.2g}"
     ]
 
 

@@ -29,8 +29,9 @@ from infra.cluster.placement import (
     unsatisfied,
 )
 from infra.cluster.timeline import Measured, Timeline, measured
-from infra.dispatch.durations import Durations, poll_seconds
+from infra.dispatch.durations import Durations
 from infra.dispatch.presence import Presence
+from infra.dispatch.signs import poll_seconds
 from infra.errors import causes
 
 T = TypeVar("T")
@@ -267,8 +268,7 @@ class Calls:
         SchedulerLostError, also where the scheduler has not answered in `seconds`, if given.
         """
         there = self._present(seconds, lately)
-        able = self._able
-        if able[0] is not there:
+        if (able := self._able)[0] is not there:
             able = self._able = there, {}
         found = able[1]
         if (call, leaving) not in found:

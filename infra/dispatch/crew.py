@@ -6,7 +6,7 @@ from distributed.scheduler import heartbeat_interval
 
 from infra.cluster.placement import Offer
 from infra.dispatch.calls import Calls
-from infra.dispatch.durations import POLL_SECONDS, Signs, poll_seconds
+from infra.dispatch.signs import POLL_SECONDS, Signs, poll_seconds
 
 MISSED = 4  # heartbeats, after which a worker is quiet; in a small cluster 2 s
 

@@ -27,9 +27,9 @@ from infra.dispatch.calls import (
     poisoned,
     work_of,
 )
-from infra.dispatch.durations import Signs
 from infra.dispatch.lease_batch import Cuts, LeaseBatch
 from infra.dispatch.leases import LeaseQueue
+from infra.dispatch.signs import Signs
 from infra.dispatch.watch import ANSWER_SECONDS, Watch
 from infra.errors import mark_worker
 

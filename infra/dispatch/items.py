@@ -33,7 +33,7 @@ class Assignment:
     finished: float | None = None  # when its worker had done it; the result is being fetched
     late: bool = False  # another worker has the item too
     was_late: bool = False  # before it was finished
-    is_first: bool = False  # and that for no fault of this one's: nothing is known of it yet
+    is_first: bool = False  # and that for no fault of this one's: it is not known, or is tried anew
 
     def waited(self, now: float) -> float:
         """Seconds since the assignment began, or its worker had done it."""

@@ -24,5 +24,6 @@ class LeaseConfig(BaseModel):
         ge=1.5,
         le=100,
         description="times its expected time (the longest of its worker's last 16) after which another worker gets a "
-        "lease too, but not before 10 s, 2 s where its worker gives no sign of life; the first result counts",
+        "lease too, but not before 10 s, 2 s where its worker gives no sign of life (later in "
+        "a cluster of 10 or more, where signs are rarer); the first result counts",
     )

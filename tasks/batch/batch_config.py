@@ -23,8 +23,8 @@ class BatchConfig(BaseModel):
     lease: int = Field(
         16,
         ge=1,
-        description="prompts that a generator gets at a time, where generation runs ahead until its speed is known "
-        "(lease.seconds); a lost worker costs one lease, or one slice of it",
+        description="prompts that a generator gets at a time; where generation runs ahead until its speed is known "
+        "(lease.seconds). A lost worker costs one lease, or one slice of it",
     )
     slice_seconds: float | None = Field(
         None,

@@ -49,16 +49,19 @@ def test_the_scheduler_is_not_asked_who_is_there_for_each_lease() -> None:
         assert asked[-1] > began + 0.01
 
 
-def test_it_is_looked_who_gets_what_once_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("generators", "leases", "most"), [(2, 40, 41), (500, 2000, 500)])
+def test_it_is_looked_who_gets_what_once_a_lease_at_most_and_of_many_for_several(
+    monkeypatch: pytest.MonkeyPatch, generators: int, leases: int, most: int
+) -> None:
     client: Any
-    looks: list[float] = []
+    looks: list[float] = []  # one a lease, and as time goes on
     hand_out = Schedule.hand_out
     monkeypatch.setattr(Schedule, "hand_out", lambda *args: looks.append(time.monotonic()) or hand_out(*args))
-    kinds = [Kind("GENERATOR", 2, 0.01, 0.0)]
+    kinds = [Kind("GENERATOR", generators, 0.01, 0.0)]
     with SimulatedClient(kinds, 0, {}) as client, Dispatch(client, PlacementConfig()) as dispatch:
         began = time.monotonic()
-        assert len(list(dispatch.lease("generate", print, [()] * 40))) == 40
-        assert 40 < len(looks) <= 41 + 2 * (1 + (time.monotonic() - began) / 0.25)  # and as time goes on
+        assert len(list(dispatch.lease("generate", print, [()] * leases))) == leases
+        assert leases / generators <= len(looks) <= most + 2 * (1 + (time.monotonic() - began) / 0.25)
 
 
 class Congested(SimulatedClient):

@@ -90,6 +90,10 @@ def having(option: str) -> str:
             "algorithm.correction: low: 0 would leave out what rounding moves; give more",
         ),
         (
+            "--algorithm cispo --algorithm.correction divergence --algorithm.correction.high 5",
+            "algorithm.correction: high: probabilities differ by less than 1; give less, such as 0.2",
+        ),
+        (
             "--algorithm.correction truncate --algorithm.correction.low 0.5",
             "algorithm.correction: low: truncate cuts from above alone; leave it out",
         ),

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+import pytest
+
 from flows.config import TrainConfig
 from flows.run.chosen import chosen_run
 
@@ -30,6 +32,29 @@ def test_an_option_without_effect_is_said_when_a_run_begins_and_when_it_goes_on(
     assert line in said(runs, staleness=0, lease={"seconds": 5})
     assert said(runs, "mine") == [line]
     assert said(runs, "mine", staleness=1) == []
+
+
+@pytest.mark.parametrize(
+    ("staleness", "optimizer", "advised"), [(4, {}, "0.00015"), (4, {"lr": 1e-4}, ""), (2, {}, "0.00021"), (0, {}, "")]
+)
+def test_a_run_that_goes_on_with_more_staleness_is_told_the_rate_that_a_new_one_would_have(
+    home_folder: Path, staleness: int, optimizer: dict[str, float], advised: str
+) -> None:
+    runs = home_folder / "runs"
+    assert "optimizer.lr 0.0003: for a policy of" in " ".join(said(runs, staleness=1))
+    lines = [
+        line
+        for line in said(runs, "mine", staleness=staleness, optimizer=optimizer)
+        if line.startswith("warning: optimizer.lr")
+    ]
+    assert lines == (
+        [
+            f"warning: optimizer.lr 0.0003 is that of staleness 1, and batches of up to {staleness} versions ago need "
+            f"smaller steps; give --optimizer.lr {advised}"
+        ]
+        if advised
+        else []
+    )
 
 
 def test_audits_that_nobody_can_make_are_said_where_they_are_asked_for(home_folder: Path) -> None:

@@ -171,6 +171,8 @@ def test_a_clip_around_a_policy_of_several_versions_ago_is_warned_of(name: str) 
         )
         assert line.index(RECOMMENDED) < line.index("--algorithm.proximal recomputed")
         assert ("at staleness 8 the tiny policy ended at" in line) == (staleness == 8)
+        (line,) = notes_on_staleness(staleness, plain, resumed=True)  # which cannot change the algorithm
+        assert f"; give less staleness, or begin a new run with {RECOMMENDED}" in line
     assert notes_on_staleness(3, AlgorithmSpec(name=name, proximal="recomputed")) == []
     if name != "m2po":
         masked = AlgorithmSpec.model_validate({"name": name, "correction": {"kind": "mask"}})
@@ -197,6 +199,9 @@ def test_batches_of_several_versions_ago_that_nothing_corrects_are_warned_of(nam
             "cispo and divergence, of three seeds, and at 0.623 with cispo alone, of one (docs/benchmarks.md, Old "
             "batches)"
         )
+        spec = AlgorithmSpec.model_validate({"name": name, "proximal": proximal})
+        (line,) = notes_on_staleness(8, spec, resumed=True)
+        assert "docs/asynchrony.md recommends --algorithm.correction divergence; at" in line
         assert [notes(8, kind) for kind in ("mask", "sequence_mask", "divergence")] == [[]] * 3
 
 
@@ -241,6 +246,7 @@ def test_workers_that_no_call_is_placed_on_are_said_and_how_they_get_one() -> No
             {"policy__engine": "http://127.0.0.1:8000", "inflight__kv_versions": "5"},
             ["inflight.kv_versions 5: a server (policy.engine) is given weights between leases"],
         ),
+        ({"audit__share": "0", "audit__bound": "0.05"}, ["audit.bound 0.05: with audit.share 0 nothing is audited"]),
         ({"lease__seconds": "5", "inflight__kv_versions": "3"}, []),
         ({"staleness": "0"}, []),
         ({"staleness": "0", "lease__seconds": "0"}, []),

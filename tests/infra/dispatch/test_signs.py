@@ -3,7 +3,7 @@
 import pytest
 
 from infra.cluster.placement import Offer
-from infra.dispatch.durations import GAP_SECONDS, Signs, poll_seconds
+from infra.dispatch.signs import GAP_SECONDS, Signs, poll_seconds
 
 
 def said(count: int, seen: float) -> list[Offer]:
