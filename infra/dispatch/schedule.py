@@ -2,8 +2,8 @@
 
 Items of several batches wait in one queue, by the order of their batch, its number and their index in it. A worker has
 one item at a time. One that is late is given to another worker too, where its place in the queue is: the first result
-counts, and the late worker gets nothing more until it answers. Of idle workers the one that is idle longest is first.
-The first item of a worker, of which nothing is known, waits for none of them: who has nothing to do takes it too.
+counts, and the late worker gets nothing more until it answers. Of idle workers the one that is idle longest is first,
+of many the fastest. What a worker has that is not known, or is tried anew, who has nothing to do takes too.
 
 Of a batch, and what is before it, a worker gets as much as lets all workers end at once, by what items cost each of
 them (`infra.dispatch.shares`). So the last items go to who will have done them first, and who is too slow for them goes
@@ -25,8 +25,7 @@ from infra.dispatch.shares import is_sooner, share
 from infra.dispatch.speeds import Made, Speeds
 
 MANY = 8  # idle workers, up to which all are looked at in each turn
-LOOKS = 2  # of more: the fastest ones, one after the other, for which there is nothing; and the same of the others, of
-# which the next turn looks at the next ones
+LOOKS = 2  # of more: of the fastest, and of the others by turns, one after the other for which there is nothing
 
 
 class Schedule:
@@ -47,7 +46,7 @@ class Schedule:
         self._idle_since: defaultdict[str, float] = defaultdict(float)  # by worker
         self._declined: dict[str, float] = {}  # since when an idle worker leaves what waits to others
         self._tried: Counter[str] = Counter()  # how often it was given something all the same
-        self._passed: defaultdict[str, int] = defaultdict(int)  # in which turn an idle worker got nothing last
+        self._looked: defaultdict[str, int] = defaultdict(int)  # in which turn an idle worker was looked at last
         self._turn = 0
         self.changed = False  # since the last `hand_out`: there may be more for it, whatever is late by now
         self._cut = cut
@@ -55,7 +54,7 @@ class Schedule:
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Those whose result has not come in."""
+        """All that are out."""
         return list(self._out)
 
     def keep(self, workers: Collection[str]) -> None:
@@ -64,7 +63,7 @@ class Schedule:
         self.lateness.keep(workers)
         self._firsts.keep(workers)
         self.speeds.keep(workers)
-        for known in (self._idle_since, self._declined, self._tried, self._passed):
+        for known in (self._idle_since, self._declined, self._tried, self._looked):
             for gone in known.keys() - workers:
                 del known[gone]
 
@@ -97,20 +96,21 @@ class Schedule:
         if len(idle) <= MANY:
             return list(self._given(idle, len(idle)))
         self._turn += 1
-        made = list(self._given(self._outlook.fastest(idle), LOOKS))  # what these leave, slower ones leave too
+        out = self._left_out(self._waiting[0]) if self._waiting else frozenset()
+        able = [worker for worker in idle if worker not in out]
+        made = list(self._given(self._outlook.fastest(able), LOOKS))  # what these leave, slower ones leave too
         others = [worker for worker in idle if worker not in self._out.held]
-        return made + list(self._given(sorted(others, key=self._passed.__getitem__), LOOKS))
+        return made + list(self._given(sorted(others, key=self._looked.__getitem__), LOOKS))
 
     def _given(self, idle: Iterable[str], looks: int) -> Iterator[Assignment]:
         """New assignments of these, until there is nothing for so many one after the other."""
-        passed = 0
+        left = looks
         for worker in idle:
+            self._looked[worker] = self._turn
             if (assigned := self._assigned(worker)) is not None:
-                passed = 0
+                left = looks
                 yield assigned
-                continue
-            self._passed[worker] = self._turn
-            if (passed := passed + 1) == looks:
+            elif (left := left - 1) == 0:
                 return
 
     def _assigned(self, worker: str) -> Assignment | None:

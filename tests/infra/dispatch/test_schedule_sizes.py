@@ -200,3 +200,21 @@ def test_of_many_idle_workers_the_fastest_are_looked_at_in_each_turn_and_all_in_
     looked.clear()
     assert units(schedule.hand_out(everybody, 10.1)) == [("second", 1)]
     assert looked[0] == "second"  # whoever is idle for longer
+
+
+def test_what_failed_on_the_fastest_of_many_idle_workers_goes_to_the_next_fastest_at_once() -> None:
+    schedule = cutting()
+    everybody = [f"w{at}" for at in range(5 * MANY)]
+    for at, worker in enumerate(everybody):
+        for _ in range(2):
+            schedule.add([replace(item(8), batch=-1, order=(-1,), sizes=None)])
+            (lease,) = schedule.hand_out([worker], 0)
+            schedule.finished(lease, 1)
+            schedule.measured(lease, Made(1.0, 8.0), 1.0 + at / 10, first=True, over=True)
+            schedule.done(lease)
+    for turn in range(3):
+        schedule.add([replace(item(1), index=turn, without=frozenset(everybody[: MANY + turn]), sizes=None)])
+        (lease,) = schedule.hand_out(everybody, 10 + turn)
+        assert lease.worker == everybody[MANY + turn]
+        schedule.finished(lease, 10 + turn)
+        schedule.done(lease)
