@@ -15,6 +15,8 @@ NOT_OURS = "system/"  # metrics of MLflow's own, which count their own steps
 LENGTH = 300  # characters of an error
 PAUSE_SECONDS = 5.0  # least pause after a failed attempt to reach MLflow
 PAUSE_RATIO = 10  # and at least this many times what the attempt took, so that an outage costs a run a tenth at most
+BACK_SECONDS = 60.0  # within which a server that was started again, or stood still for a moment, is back
+AGAIN_SECONDS = 1.0  # between two attempts, at the end of a run
 NAMED = 5  # files, in a line about those that are lacking
 
 
@@ -42,6 +44,14 @@ def lacks(has: Mapping[str, int], logged: Mapping[str, int]) -> str:
 def pause_after(seconds: float) -> float:
     """Seconds until the next attempt, after one that failed and took so many."""
     return max(PAUSE_SECONDS, PAUSE_RATIO * seconds)
+
+
+def may_be_back(since: float) -> bool:
+    """Whether a server that is away since then, by time.monotonic, may be back in a moment; waits for that moment."""
+    if time.monotonic() >= since + BACK_SECONDS:
+        return False
+    time.sleep(AGAIN_SECONDS)
+    return True
 
 
 class Uploads:

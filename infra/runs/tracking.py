@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
 from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow
-from infra.runs.outage import NOT_OURS, Upload, Uploads, lacks, pause_after, why
+from infra.runs.outage import NOT_OURS, Upload, Uploads, lacks, may_be_back, pause_after, why
 from infra.runs.tables import table_path
 from infra.security.secrets import masked
 from infra.sqlite import file_of, report_corruption
@@ -100,7 +100,7 @@ class Tracker:
         self._have: dict[str, int] = {}  # the last step of each metric in MLflow
         self._uploads = Uploads(masked(uri), self._run.is_served)
         self._status: Status | None = None
-        self._away = False
+        self._away_since: float | None = None
         self._next_attempt = 0.0
         home.mkdir(parents=True, exist_ok=True)
         with report_corruption(file_of(uri), REMEDY):
@@ -203,14 +203,20 @@ class Tracker:
         self._upload(f"tag {name}", send)
 
     def finish(self, status: Status) -> None:
-        """Send what is left and end the run in MLflow; later calls change nothing."""
+        """Send what is left and end the run in MLflow; later calls change nothing. A run that has FINISHED waits for a
+        server that is away, until that is so for BACK_SECONDS."""
         with self._lock:
             if self._status is not None:
                 return
             self._status = status
             self._stop_monitor()
             self._check()
-            if self._deliver() is not None and not self._guest:
+            failure = self._deliver()
+            if failure is not None and status == "FINISHED" and self._run.is_served:
+                logger.warning("MLflow at %s is waited for, up to a minute since it is away", masked(self._run.uri))
+                while self._away_since is not None and may_be_back(self._away_since):
+                    failure = self._deliver()
+            if failure is not None and not self._guest:
                 logger.warning("MLflow at %s %s", masked(self._run.uri), lacks(self._have, self._log.last))
 
     def page(self, port: int = 5000) -> Page:
@@ -238,13 +244,13 @@ class Tracker:
             ended = time.monotonic()
             self._next_attempt = ended + pause_after(ended - started)
             failure = why(error, self._run.is_served)
-            if not self._away and self.run_id is not None:
+            if self._away_since is None and self.run_id is not None:
                 words = "MLflow at %s takes nothing, metrics stay in %s: %s"
                 logger.warning(words, masked(self._run.uri), self._log.path or "memory", failure)
-            self._away = True
+            self._away_since = started if self._away_since is None else self._away_since
             return failure
-        if self._away:  # the monitor's thread ends at its first failure
-            self._away = False
+        if self._away_since is not None:  # the monitor's thread ends at its first failure
+            self._away_since = None
             self._stop_monitor()
         if self._monitor is None and self._config.system_metrics and self._status is None:
             self._start_monitor()
@@ -284,6 +290,6 @@ class Tracker:
         self._monitor.start()  # type: ignore[no-untyped-call]
 
     def _stop_monitor(self) -> None:
-        if self._monitor is not None and not self._away:  # its own attempts would hold up the end by minutes
+        if self._monitor is not None and self._away_since is None:  # its own attempts would hold up the end by minutes
             self._monitor.finish()  # type: ignore[no-untyped-call]
         self._monitor = None

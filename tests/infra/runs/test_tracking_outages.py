@@ -4,6 +4,8 @@ import logging
 import math
 import shutil
 import subprocess
+import threading
+import time
 
 import pytest
 from mlflow import MlflowClient
@@ -87,6 +89,36 @@ def test_a_server_that_stays_away_is_left_alone_for_a_while(server, home, tmp_pa
         tracker.log(1, {"a": 1})
         assert points(MlflowClient(server.uri), tracker.run_id, "a") == []
     assert points(MlflowClient(server.uri), tracker.run_id, "a") == [(0, 0), (1, 1)]
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_while_the_server_is_away_waits_for_it_a_minute_at_most(server, home, tmp_path, caplog):
+    config = TrackingConfig(uri=server.uri, system_metrics=False)
+    with start(home, config, local=tmp_path / "m.jsonl") as tracker:
+        tracker.log(0, {"a": 0})
+        server.stop()
+        tracker.log(1, {"a": 1})
+        back = threading.Timer(3, server.go)
+        back.start()
+    back.join()
+    assert points(MlflowClient(server.uri), tracker.run_id, "a") == [(0, 0), (1, 1)]
+    assert MlflowClient(server.uri).get_run(tracker.run_id).info.status == "FINISHED"
+    assert "is waited for, up to a minute since it is away" in caplog.text
+    assert "brings the rest" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
+def test_a_server_that_is_not_back_in_time_is_no_longer_waited_for(server, home, tmp_path, monkeypatch, caplog, status):
+    monkeypatch.setattr(outage, "BACK_SECONDS", 3)
+    tracker = start(home, TrackingConfig(uri=server.uri, system_metrics=False), local=tmp_path / "m.jsonl")
+    tracker.log(0, {"a": 0})
+    server.stop()
+    began = time.monotonic()
+    tracker.finish(status)
+    assert (time.monotonic() - began >= 3) == (status == "FINISHED")
+    assert ("is waited for" in caplog.text) == (status == "FINISHED")
+    assert "`rlvf train --resume RUN` brings the rest" in caplog.text
 
 
 @pytest.mark.slow
