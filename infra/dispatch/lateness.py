@@ -46,6 +46,11 @@ class Lateness:
         self._count[assigned.worker] += 1
         self._took.add(assigned.worker, seconds)
 
+    @property
+    def longest(self) -> float:
+        """Seconds of the longest of all workers' last ones; 0 where there was none."""
+        return self._took.longest() or 0.0
+
     def limit(self, worker: str, units: int = 1, *, quiet: bool = False) -> float:
         """Seconds after which an assignment of this worker is late: by its own, a late one of its, all workers'; and by
         what so many units should take it."""

@@ -22,7 +22,7 @@ from infra.dispatch.lease_batch import LeaseBatch
 from infra.dispatch.schedule import Schedule
 from infra.errors import mark_worker
 
-GATHER_SECONDS = 1e-4  # for each worker, in which events come together: of many, waking up for each costs most of it
+GATHER_SECONDS, GATHER = 1e-4, 0.01  # for each lease that is out, and of the longest: in which events come together
 POLL_SECONDS = 0.25  # that the next event is waited for, and a change of what may be handed out
 
 
@@ -95,7 +95,7 @@ class LeaseQueue:
         except Empty:
             return
         event()
-        time.sleep(GATHER_SECONDS * len(self._crew.capable))
+        time.sleep(min(GATHER_SECONDS * len(self._out), GATHER * self._schedule.lateness.longest))
         for _ in range(self._events.qsize()):
             self._events.get()()
 
@@ -122,9 +122,9 @@ class LeaseQueue:
     def _back(self, assigned: Assignment) -> None:
         """An assignment's future is done, or lost; called in a thread of Dask's."""
         self._calls.silent.discard(assigned.worker)
-        self._events.put(partial(self._finished, assigned, time.time()))
+        self._events.put(partial(self._finished, assigned, time.time(), time.monotonic()))
 
-    def _finished(self, assigned: Assignment, moment: float) -> None:
+    def _finished(self, assigned: Assignment, moment: float, now: float) -> None:
         """An assignment's future is done, or lost: fetch what it holds."""
         self._calls.silent.discard(assigned.worker)  # it may have come back while it was found to be late
         if (out := self._out.get(assigned)) is None:
@@ -132,7 +132,7 @@ class LeaseQueue:
         if out.future.status in ("finished", "error") and assigned.late and not assigned.is_first:
             self._calls.say(f"{out.worker.name} came back with {self._call} after {out.seconds:.0f} s")
         if out.future.status == "finished":
-            self._schedule.finished(assigned, time.monotonic())  # the worker need not wait until the result is here
+            self._schedule.finished(assigned, now)  # the worker need not wait until the result is here
         fetching = self._calls.fetch(out.future)
         fetching.add_done_callback(lambda done: self._events.put(partial(self._fetched, assigned, moment, done)))
 

@@ -44,12 +44,13 @@ class Outlook:
             for item in waiting():
                 self._units[item.order, item.batch] += item.units
 
-    def fastest(self, workers: Sequence[str]) -> Sequence[str]:
-        """The same, who does most units a second first."""
+    def fastest(self, workers: Sequence[str], item: Item | None) -> Sequence[str]:
+        """The same, who does the item, or as much as a first part of it has, in the shortest time first."""
         if (costs := self.costs) is None:
             return workers
-        each = costs.each[[costs.place[worker] for worker in workers]]
-        return [workers[at] for at in np.argsort(each, kind="stable")]
+        places = [costs.place[worker] for worker in workers]
+        units = 1 if item is None else min(item.units, item.units if item.sizes is None else item.sizes.first)
+        return [workers[at] for at in np.argsort(costs.fixed[places] + units * costs.each[places], kind="stable")]
 
     def ahead(self, item: Item) -> int:
         """Units that wait of the item's batch, and of those before it."""

@@ -25,7 +25,7 @@ from infra.dispatch.shares import is_sooner, share
 from infra.dispatch.speeds import Made, Speeds
 
 MANY = 8  # idle workers, up to which all are looked at in each turn
-LOOKS = 2  # of more: of the fastest, and of the others by turns, one after the other for which there is nothing
+LOOKS = 2  # of more: by turns, and of the fastest, one after the other for which there is nothing
 
 
 class Schedule:
@@ -95,12 +95,12 @@ class Schedule:
             return []
         if len(idle) <= MANY:
             return list(self._given(idle, len(idle)))
-        self._turn += 1
-        out = self._left_out(self._waiting[0]) if self._waiting else frozenset()
-        able = [worker for worker in idle if worker not in out]
-        made = list(self._given(self._outlook.fastest(able), LOOKS))  # what these leave, slower ones leave too
-        others = [worker for worker in idle if worker not in self._out.held]
-        return made + list(self._given(sorted(others, key=self._looked.__getitem__), LOOKS))
+        self._turn += 1  # the fastest come second: else who is not known, or was slow, would have nothing for ever
+        made = list(self._given(sorted(idle, key=self._looked.__getitem__), LOOKS))
+        item = self._waiting[0] if self._waiting else None
+        out = frozenset() if item is None else self._left_out(item)
+        able = [worker for worker in idle if self._looked[worker] != self._turn and worker not in out]
+        return made + list(self._given(self._outlook.fastest(able, item), LOOKS))  # what these leave, slower ones leave
 
     def _given(self, idle: Iterable[str], looks: int) -> Iterator[Assignment]:
         """New assignments of these, until there is nothing for so many one after the other."""
@@ -228,8 +228,8 @@ class Schedule:
     def measured(self, assigned: Assignment, made: Made, seconds: float, *, first: bool, over: bool) -> None:
         """What an assignment has made of its item in so many seconds without waits for weights; whether its result was
         the `first` of the item, and there is no more to be made of it (`over`)."""
-        add = self.speeds.add if first and not assigned.was_late else self.speeds.anew
-        add(assigned.worker, made, seconds)
+        slower = assigned.was_late or (assigned.is_first and not first)  # than it was, or than another
+        (self.speeds.anew if slower else self.speeds.add)(assigned.worker, made, seconds)
         if not first:
             return
         before = self._made.pop(replace(assigned.item, slice=0), Made(0.0, 0.0))

@@ -9,7 +9,7 @@ from infra.cluster.placement import Offer
 
 POLL_SECONDS = 0.25  # how old an answer of the scheduler may be: half the time between two heartbeats of a worker,
 LARGE_SECONDS = 2.0  # from which on it is all of it, as the answer of so large a cluster takes long to read,
-LONGEST_POLL_SECONDS = 8.0  # and at most
+LONGEST_POLL_SECONDS = 4.0  # and at most
 GAP_SECONDS = 5.0  # between two polls, or GAP polls of a large cluster, after which nothing is known of the time before
 GAP = 1.5
 KEPT_SECONDS = 3600.0  # that a sign of life is remembered of a worker that is gone

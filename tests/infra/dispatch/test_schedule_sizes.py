@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from math import exp
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
@@ -218,3 +220,21 @@ def test_what_failed_on_the_fastest_of_many_idle_workers_goes_to_the_next_fastes
         assert lease.worker == everybody[MANY + turn]
         schedule.finished(lease, 10 + turn)
         schedule.done(lease)
+
+
+@pytest.mark.parametrize(
+    "special",
+    [Generator(0.1 / LENGTH, joins=60.0), Generator(3 / LENGTH, slows=60.0, times=0.1 / 3)],
+    ids=["joins", "was slow"],
+)
+@pytest.mark.parametrize(("others", "leases"), [(12, 4), (64, 16)])
+def test_of_many_idle_workers_one_that_joins_or_is_fast_again_has_leases_too(
+    special: Generator, others: int, leases: int
+) -> None:
+    rng = Random(1)
+    workers = {f"w{at}": Generator(exp(rng.gauss(0, 0.35)) / LENGTH) for at in range(others)}
+    cluster = Cluster({**workers, "special": special}, None)
+    cluster.run(60, 4 * leases, 4, 0)
+    later = [name for name, _, begun, _ in cluster.leases if begun > 100]
+    assert later.count("special") > max(later.count(name) for name in workers)
+    assert {name for name, *_ in cluster.leases} > workers.keys()  # nobody was left out
