@@ -65,11 +65,9 @@ class CorrectionConfig(BaseModel):
         elif self.kind == "divergence":
             if low == 0:
                 raise ValueError("low: 0 would leave out what rounding moves; give more")
-            if max(low, high) >= 1:
-                name = "low" if low >= 1 else "high"
-                raise ValueError(
-                    f"{name}: probabilities differ by less than 1; give less, such as {BOUNDS[self.kind][0]:g}"
-                )
+            for name, bound in (("low", low), ("high", high)):
+                if 1 <= bound < float("inf"):  # a ratio's, by mistake; whoever wants none there says so
+                    raise ValueError(f"{name}: probabilities differ by less than 1; give less, such as 0.2, or inf")
         elif low >= 1 or high <= 1:
             raise ValueError(
                 f"{'low' if low >= 1 else 'high'}: on-policy tokens, of a ratio of 1, would be left out; give "

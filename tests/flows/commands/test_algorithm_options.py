@@ -91,7 +91,7 @@ def having(option: str) -> str:
         ),
         (
             "--algorithm cispo --algorithm.correction divergence --algorithm.correction.high 5",
-            "algorithm.correction: high: probabilities differ by less than 1; give less, such as 0.2",
+            "algorithm.correction: high: probabilities differ by less than 1; give less, such as 0.2, or inf",
         ),
         (
             "--algorithm.correction truncate --algorithm.correction.low 0.5",

@@ -176,3 +176,20 @@ def test_of_calls_whose_results_tell_nothing_of_speed_nothing_is_kept() -> None:
     assert len(schedule._firsts._alone) == 3  # the last one of each worker
     schedule.keep(["w0"])
     assert len(schedule._firsts._alone) == 1
+
+
+def test_who_takes_it_too_and_comes_second_is_no_slower_than_it_was() -> None:
+    schedule = Schedule(600)
+    known(schedule, "a")
+    before = schedule.speeds.cost("a")
+    schedule.add([item(0)])
+    (fresh,) = schedule.hand_out(["new"], 10)
+    (copy,) = schedule.hand_out(["new", "a"], 100)
+    schedule.finished(fresh, 103.9)
+    schedule.finished(copy, 104.0)  # before the other's result is here
+    assert schedule.done(fresh) == (True, [])
+    schedule.measured(fresh, Made(10, 40), 93.9, first=True, over=True)
+    assert schedule.done(copy) == (False, [])
+    schedule.measured(copy, Made(10, 40), 4.0, first=False, over=False)
+    assert schedule.speeds.knows("a")
+    assert schedule.speeds.cost("a") == before
