@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from distributed import Client, Lock, semaphore
+from distributed import Client, Lock
 
 from infra.process_identity import ProcessIdentity, read_identity
 
@@ -188,13 +188,6 @@ class TrainingLocks:
         self._kept.close()
         if mine is not None:
             self._left = mine.lease
-
-
-def count_leases_by_steady_clock() -> None:
-    """Have the scheduler of this process count the age of its locks' leases by a clock that is never set, and that
-    stands still while the machine sleeps. Dask takes the time of day: a jump of more than 30 s, as when a machine that
-    starts without a clock of its own hears the time, takes the lock from an owner in good health."""
-    vars(semaphore)["time"] = time.monotonic  # the name by which this module calls its clock
 
 
 def training(client: Client) -> str | None:

@@ -1,4 +1,4 @@
-"""Dask's preload for a scheduler with our settings: a gate before its page, a steady clock for its locks."""
+"""Dask's preload for a scheduler with our settings: a gate before its page, and a steady clock."""
 
 import os
 from http import HTTPStatus
@@ -8,18 +8,18 @@ from distributed import Scheduler
 from tornado import httputil
 
 from infra.cluster.settings import DASHBOARD_PORT
-from infra.cluster.training_lock import count_leases_by_steady_clock
+from infra.cluster.steady import count_by_steady_clock
 from infra.home import rlvf_home
 from infra.security.identity import certificate_names
 from infra.services.gate import Answer, Gate
 from infra.services.passwords import auth_of
 
+count_by_steady_clock()
 HEALTH = "/health"  # says "ok" and nothing else, to whatever looks after processes, such as Kubernetes
 
 
 def dask_setup(scheduler: Scheduler) -> None:
     """Called by Dask once the page listens. Raises `OSError` where it listens elsewhere because its port was taken."""
-    count_leases_by_steady_clock()
     server: Any = scheduler.http_server
     wanted = os.environ.get(DASHBOARD_PORT)
     if wanted and int(wanted) != server.port:

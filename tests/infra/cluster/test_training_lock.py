@@ -1,5 +1,6 @@
 """Turns on a real scheduler, taken by clients of their own."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import SIGSTOP
+from typing import Any
 
 import dask.config
 import pytest
@@ -15,6 +17,7 @@ from distributed import Client, LocalCluster, Scheduler, semaphore
 
 from infra.cluster import training_lock as module
 from infra.cluster.settings import DASK_SETTINGS
+from infra.cluster.steady import count_by_steady_clock
 from infra.cluster.training_lock import TrainingLockLostError, TrainingLocks, training, training_lock
 from infra.process_identity import ProcessIdentity
 from tests.conftest import free_port, running_scheduler
@@ -152,8 +155,23 @@ def test_the_turn_of_a_run_that_was_killed_is_taken_at_once_on_its_machine_and_a
             pass
 
 
+def connects_again_once(ended: threading.Event, client: Any) -> None:
+    """Have the client do so no sooner: it takes a millisecond."""
+    reconnect = client._reconnect
+
+    async def later() -> None:
+        client.status, comm, client.scheduler_comm = "connecting", client.scheduler_comm, None
+        while not ended.is_set():
+            await asyncio.sleep(0.01)
+        client.scheduler_comm = comm
+        await reconnect()
+
+    client._reconnect = later
+
+
 def test_a_run_whose_connection_broke_has_its_own_turn_again_at_once() -> None:
     said: list[str] = []
+    ended = threading.Event()
 
     with (
         scheduler_alone() as local,
@@ -162,9 +180,11 @@ def test_a_run_whose_connection_broke_has_its_own_turn_again_at_once() -> None:
     ):
         locks = TrainingLocks()
         with suppress(KeyError), locks.held(broken, "mine", said.append):
+            connects_again_once(ended, broken)
             other.run_on_scheduler(break_off, owner=broken.id)
-            until(lambda: broken.status != "running", 10, every=0.001)
+            until(lambda: broken.status != "running", 10)
             raise KeyError
+        ended.set()
         with Client(local, set_as_default=False) as renewed:
             began = time.monotonic()
             with locks.held(renewed, "mine", said.append):
@@ -227,6 +247,7 @@ def test_what_is_within_a_turn_has_that_one_and_leaves_it_as_it_is(scheduler: st
 def test_a_clock_that_is_set_takes_the_turn_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     jumps = [0.0]
     monkeypatch.setattr(semaphore, "time", lambda: time.time() + jumps[0])
+    count_by_steady_clock()
     settings = {**DASK_SETTINGS, "distributed.scheduler.locks.lease-validation-interval": "1000s"}  # below, by hand
     with (
         dask.config.set(settings),
