@@ -46,12 +46,9 @@ def pause_after(seconds: float) -> float:
     return max(PAUSE_SECONDS, PAUSE_RATIO * seconds)
 
 
-def may_be_back(since: float) -> bool:
-    """Whether a server that is away since then, by time.monotonic, may be back in a moment; waits for that moment."""
-    if time.monotonic() >= since + BACK_SECONDS:
-        return False
-    time.sleep(AGAIN_SECONDS)
-    return True
+def may_be_back(since: float | None) -> bool:
+    """Whether a server that is away since then, by time.monotonic, may be back in a moment. None: it is not away."""
+    return since is not None and time.monotonic() < since + BACK_SECONDS
 
 
 class Uploads:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
 from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow
-from infra.runs.outage import NOT_OURS, Upload, Uploads, lacks, may_be_back, pause_after, why
+from infra.runs.outage import AGAIN_SECONDS, NOT_OURS, Upload, Uploads, lacks, may_be_back, pause_after, why
 from infra.runs.tables import table_path
 from infra.security.secrets import masked
 from infra.sqlite import file_of, report_corruption
@@ -212,9 +212,10 @@ class Tracker:
             self._stop_monitor()
             self._check()
             failure = self._deliver()
-            if failure is not None and status == "FINISHED" and self._run.is_served:
+            if status == "FINISHED" and self._run.is_served and may_be_back(self._away_since):
                 logger.warning("MLflow at %s is waited for, up to a minute since it is away", masked(self._run.uri))
-                while self._away_since is not None and may_be_back(self._away_since):
+                while may_be_back(self._away_since):
+                    time.sleep(AGAIN_SECONDS)
                     failure = self._deliver()
             if failure is not None and not self._guest:
                 logger.warning("MLflow at %s %s", masked(self._run.uri), lacks(self._have, self._log.last))

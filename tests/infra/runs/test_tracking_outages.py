@@ -122,6 +122,17 @@ def test_a_server_that_is_not_back_in_time_is_no_longer_waited_for(server, home,
 
 
 @pytest.mark.slow
+def test_a_server_that_was_away_for_long_before_the_end_is_not_waited_for(server, home, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(outage, "BACK_SECONDS", 0)
+    with start(home, TrackingConfig(uri=server.uri, system_metrics=False), local=tmp_path / "m.jsonl") as tracker:
+        tracker.log(0, {"a": 0})
+        server.stop()
+        tracker.log(1, {"a": 1})
+    assert "is waited for" not in caplog.text
+    assert "`rlvf train --resume RUN` brings the rest" in caplog.text
+
+
+@pytest.mark.slow
 def test_a_resumed_run_starts_without_the_server_and_catches_up(server, home, client, tmp_path, monkeypatch):
     monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
     monkeypatch.setattr(outage, "PAUSE_RATIO", 0)
