@@ -29,6 +29,7 @@ from infra.cluster.timeline import read_sessions
 RUN = "soak"
 STEPS = 1_000_000  # more than it can make
 AWAY = (3.0, 12.0)  # seconds of what comes back by itself
+SLICE_SECONDS = "0.05"  # of a lease that takes longer than that beside a fault
 STUCK_SECONDS = 180.0  # a step may take: three of the slowest recoveries, of a scheduler or of a flow, one in the other
 STORAGE = "the folder of all runs is away"  # a run whose folder is not there when it writes ends, and is resumed
 
@@ -70,6 +71,11 @@ class Soak:
         train = self.stage.shell.started("train", "--json", "--resume", RUN, log=log) if begun else None
         self.lost = False
         self.flow = stack.enter_context(train or self.stage.train("--run", RUN, log=log))
+
+
+def ahead_by(staleness: int) -> dict[str, str]:
+    """The options of a run that is so many versions ahead, and whose completions move between its generators then."""
+    return {"staleness": str(staleness), **({"batch.slice_seconds": SLICE_SECONDS} if staleness else {})}
 
 
 # -- the faults: each returns when it is over

@@ -22,7 +22,6 @@ END_SECONDS = 120.0  # for what was asked to end
 PATIENCE = 600.0  # seconds for a run, and for what has to come back
 MACHINES = {"g0": "generator", "g1": "generator", "t": "trainer", "v": "verifier"}
 OPTIONS = {
-    "staleness": "0",
     "held_out": "16",
     "batch.prompts": "16",
     "batch.samples": "8",

@@ -108,9 +108,8 @@ def _options(command: argparse.ArgumentParser) -> None:
     soak.add_argument("--minutes", metavar="N", type=float, default=30.0, help="from the first step on (30)")
     soak.add_argument("--every", metavar="SECONDS", type=float, default=20.0, help="a fault (20)")
     soak.add_argument("--seed", metavar="N", type=int, default=0, help="of the list of faults (0)")
-    soak.add_argument(
-        "--policy", metavar="MODEL", default=TINY, help="one that is warm saves the minutes of tiny's warm-up (tiny)"
-    )
+    soak.add_argument("--staleness", metavar="N", type=int, default=1, help="of the run (1)")
+    soak.add_argument("--policy", metavar="MODEL", default=TINY, help="a warm one saves tiny's warm-up, minutes (tiny)")
     soak.add_argument("--problems", metavar="PROBLEMS", default="arithmetic", help="to train on (arithmetic)")
     for bench in (sync, update, generate, fit, generators, soak):
         bench.add_argument("--json", action="store_true", help="print one JSON object")
@@ -278,15 +277,15 @@ def _soak(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
         raise ValueError(f"--every {given.every:g}: give 1 to 3600 seconds")
     if not 2 * given.every <= 60 * given.minutes <= 60 * 10_000:
         raise ValueError(f"--minutes {given.minutes:g}: give time for a fault, {2 * given.every:g} s or more")
-    if given.seed < 0:
-        raise ValueError(f"--seed {given.seed}: give 0 or more")
+    if (least := min(given.seed, given.staleness)) < 0:
+        raise ValueError(f"--seed and --staleness: give 0 or more, not {least}")
     check_model(given.policy, runs_uri())
     with put_off():
         from flows.benches.place import fresh_home
-        from flows.benches.soak import soaked
+        from flows.benches.soak import ahead_by, soaked
 
     policy = str(Path(given.policy).resolve()) if Path(given.policy).is_dir() else given.policy
-    options = {"policy": policy, "problems": whole_problems(given.problems)}
+    options = {"policy": policy, "problems": whole_problems(given.problems), **ahead_by(given.staleness)}
     say = partial(print, file=table, flush=True)
     with fresh_home("rlvf-soak-") as home:
         found = soaked(home.folder, options, given.minutes, given.every, given.seed, say)

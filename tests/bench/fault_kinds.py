@@ -1,65 +1,47 @@
-"""The faults of `tests/bench/faults.py`: what each does to a run, and to its machines and disk."""
+"""The faults of `tests/bench/faults.py`, and those of them that happen to processes and clocks."""
 
 import os
-import subprocess
 import sysconfig
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
 
-from flows.benches.faults import away, stopped
+import psutil
+
+from flows.benches.faults import stopped
+from flows.benches.soak import last_line
 from flows.benches.stage import MACHINES, PATIENCE, Stage
 from infra.cluster.placement import offers
-from tests.bench.faulty_storage import QUOTA, SLOW, mounted
+from tests.bench.accident import AFTER, Accident, Fault
+from tests.bench.fault_storage import (
+    PASSING,
+    damage_checkpoint,
+    damage_weights,
+    fill_disk,
+    lose_storage,
+    may_mount,
+    share,
+    small_disk,
+    spoil_share,
+)
+from tests.bench.faulty_storage import QUOTA, SLOW
 from tests.bench.faulty_storage import lacks as lacks_fuse
-from tests.flows.accidents import kill_in_call
+from tests.flows.accidents import kill_in_call, kill_when
 from tests.processes import until
 
-AFTER = 3  # the fault is made when this step is logged
-AWAY, LONGER, LONG = 20.0, 30.0, 600.0  # seconds of what comes back by itself
+LONGER, LONG = 30.0, 600.0  # seconds that the folder of runs is away
+UNSEEN = 40.0  # that a flow, or `rlvf up`, stops: others may take its run over after 30
+DROPPED = 90.0  # that a machine sleeps: Dask drops its workers after 60
+HUNG = 150.0  # that a service stops: `rlvf up` starts it again after 120
 VERSIONS = 10  # that a generator sleeps through
-FAULT = "share.fault"  # the file that says what happens to the storage of runs
 NOT_THERE = "or its disk is no longer there"  # what is said of the folder of a run
-DISK = "96m"  # the small disk, which two checkpoints and two versions of the tiny policy fit on
+TAKEN = "is in use by"  # and of a run that another process has
 CLOCKS = {"g0": "+1h", "t": "-1h", "v": "+1h"}  # what they are set to
+SERVICES = {"scheduler": "the Dask scheduler", "prefect": "Prefect's server", "mlflow": "MLflow's server"}
 FAKETIME = "/usr/lib/{}/faketime/libfaketime.so.1"  # of the Debian package libfaketime
-
-
-@dataclass
-class Accident:
-    """A run in which a fault is made."""
-
-    stage: Stage
-    run: Path
-    process: Any
-    over: threading.Event = field(default_factory=threading.Event)
-    at: float = 0.0  # when it was made
-    back: float | None = None  # seconds until what was killed was there again
-
-    def now(self) -> None:
-        self.at = time.time()
-
-    def until_back(self, is_back: Callable[[], bool]) -> None:
-        until(is_back, PATIENCE, every=0.05)
-        self.back = time.time() - self.at
-
-
-@dataclass(frozen=True)
-class Fault:
-    """`make` makes it, and what it is about comes back."""
-
-    make: Callable[[Accident], None]
-    ends: bool = False  # the run may end by it, and is resumed then
-    says: str = ""  # what its last line says then; a run that is killed says nothing
-    around: Callable[[Stage], AbstractContextManager[object]] = lambda _: nullcontext()  # as the run finds things
-    lacks: Callable[[], str] = lambda: ""  # what this machine lacks for it
-    long: bool = False  # it takes ten minutes
 
 
 def kill_worker(
@@ -70,24 +52,26 @@ def kill_worker(
     address, _ = stage.worker(name)
     kill_in_call(stage, name, call, accident.run, AFTER, partial(before, accident))
     accident.now()
+    await_successor(accident, name, address)
+
+
+def await_successor(accident: Accident, name: str, address: str) -> None:
+    """Wait for another worker of this name than the one at this address."""
 
     def is_back() -> bool:
         with suppress(OSError, TimeoutError):
-            return any(each.name == name and each.address != address for each in offers(stage.client, 5.0))
+            return any(each.name == name and each.address != address for each in offers(accident.stage.client, 5.0))
         return False
 
     accident.until_back(is_back)
 
 
-def damage_weights(accident: Accident) -> None:
-    """A bit of each file of weights that is published."""
-    files = [file for file in (accident.run / "weights").glob("v*/*") if file.suffix != ".json"]
-    assert files
-    for file in files:
-        with suppress(FileNotFoundError):  # of a version that was removed just now
-            data = bytearray(file.read_bytes())
-            data[len(data) // 2] ^= 1
-            file.write_bytes(data)
+def kill_in_checkpoint(accident: Accident) -> None:
+    """kill -9 of the trainer while half a checkpoint lies beside the others."""
+    state, (address, pid) = accident.run / "state", accident.stage.worker("t-trainer")
+    kill_when(pid, lambda: any(not each.name.isdigit() for each in state.iterdir()))
+    accident.now()
+    await_successor(accident, "t-trainer", address)
 
 
 def kill_service(name: str, accident: Accident) -> None:
@@ -121,64 +105,53 @@ def stop_worker(name: str, seconds: float, accident: Accident) -> None:
         accident.over.wait(seconds)
 
 
-def stop_service(name: str, accident: Accident) -> None:
+def stop_service(name: str, seconds: float, accident: Accident) -> None:
     pid = accident.stage.place.service(name).pid
     accident.now()
     with stopped(pid):
-        accident.over.wait(AWAY)
-
-
-def lose_storage(seconds: float, accident: Accident) -> None:
-    """The folder of all runs is not there for so long, as a share that is not mounted."""
-    accident.now()
-    with away(accident.stage.place.home / "runs"):
         accident.over.wait(seconds)
+    accident.until_back(accident.stage.is_there if name == "scheduler" else lambda: accident.stage.answers(name))
 
 
-@contextmanager
-def share(stage: Stage) -> Iterator[None]:
-    """All runs lie on storage to which something can happen."""
-    home = stage.place.home
-    with mounted(home / "share", home / "runs", home / FAULT, stage.machines):
-        yield
-
-
-def spoil_share(kind: str, accident: Accident) -> None:
-    """Something does happen to it for a while."""
-    file = accident.stage.place.home / FAULT
+def stop_flow(accident: Accident) -> None:
     accident.now()
-    file.write_text(kind)
-    accident.over.wait(AWAY)
-    file.unlink()
+    with stopped(accident.process.pid):
+        time.sleep(UNSEEN)
 
 
-@contextmanager
-def small_disk(stage: Stage) -> Iterator[None]:
-    """All runs lie on a file system of their own, a small one."""
-    runs = stage.place.home / "runs"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", runs], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", runs], check=True)
-
-
-def fill_disk(accident: Accident) -> None:
-    """The disk that all runs lie on has no space left for a while: not for a checkpoint, nor for a version."""
-    rest = accident.stage.place.home / "runs" / ".rest"
+def stop_up(accident: Accident) -> None:
     accident.now()
-    try:
-        with rest.open("wb", buffering=0) as file:
-            while time.time() < accident.at + AWAY and not accident.over.wait(0.1):
-                with suppress(OSError):  # it is full
-                    while file.write(bytes(2**16)):
-                        pass
-    finally:
-        rest.unlink()
+    with stopped(int(accident.stage.place.up()["pid"])):
+        accident.over.wait(UNSEEN)
 
 
-def may_mount() -> str:
-    return "" if os.geteuid() == 0 else "needs the right to mount a file system"
+def close_lid(name: str, accident: Accident) -> None:
+    """SIGSTOP of all that runs on a machine, which Dask drops meanwhile; then it works again."""
+    top = psutil.Process(accident.stage.joined[name].pid)
+    accident.now()
+    with ExitStack() as asleep:
+        for process in (top, *top.children(recursive=True)):
+            asleep.enter_context(stopped(process.pid))
+        accident.over.wait(DROPPED)
+    accident.until_back(lambda: accident.stage.is_there(f"{name}-{MACHINES[name]}"))
+
+
+def leave_and_join(name: str, accident: Accident) -> None:
+    """A machine is asked to leave, by SIGTERM, and joins again."""
+    accident.now()
+    accident.stage.leave(name)
+    accident.stage.join(name)
+    accident.until_back(lambda: accident.stage.is_there(f"{name}-{MACHINES[name]}"))
+
+
+def begin_again(accident: Accident) -> None:
+    """Another process is to go on with the run, and is refused."""
+    log = accident.stage.place.home / f"{accident.run.name}-again.log"
+    accident.now()
+    with accident.stage.shell.started("train", "--resume", accident.run.name, log=log) as second:
+        code = second.wait(PATIENCE)
+    if code != 2 or TAKEN not in last_line(log):
+        raise RuntimeError(f"the second one ended with {code}, and said last: {last_line(log)}")
 
 
 def sleep_through(name: str, accident: Accident) -> None:
@@ -235,10 +208,13 @@ def has_faketime() -> str:
 FAULTS: Mapping[str, Fault] = {
     "a generator is killed while it samples": Fault(partial(kill_worker, "g0-generator", "generate")),
     "the trainer is killed in an update": Fault(partial(kill_worker, "t-trainer", "train")),
+    "the trainer is killed while it writes a checkpoint": Fault(kill_in_checkpoint),
+    "the trainer is killed while it publishes": Fault(partial(kill_worker, "t-trainer", "publish")),
+    "the newest checkpoint is damaged, and the trainer is killed": Fault(
+        partial(kill_worker, "t-trainer", "train", before=damage_checkpoint)
+    ),
     "the verifier is killed while it judges": Fault(partial(kill_worker, "v-verifier", "verify")),
-    "the Dask scheduler is killed": Fault(partial(kill_service, "scheduler")),
-    "Prefect's server is killed": Fault(partial(kill_service, "prefect")),
-    "MLflow's server is killed": Fault(partial(kill_service, "mlflow")),
+    **{f"{what} is killed": Fault(partial(kill_service, name)) for name, what in SERVICES.items()},
     "the flow is killed, and resumed": Fault(kill_flow, ends=True),
     "`rlvf up` is killed, and given again": Fault(kill_up),
     "all weights that are published are damaged, and a generator is killed": Fault(
@@ -246,24 +222,31 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "a generator stops until the end": Fault(partial(stop_worker, "g0-generator", PATIENCE)),
     f"a generator sleeps through {VERSIONS} versions": Fault(partial(sleep_through, "g0-generator")),
-    f"the trainer stops for {AWAY:.0f} s": Fault(partial(stop_worker, "t-trainer", AWAY)),
-    f"the verifier stops for {AWAY:.0f} s": Fault(partial(stop_worker, "v-verifier", AWAY)),
-    f"the Dask scheduler stops for {AWAY:.0f} s": Fault(partial(stop_service, "scheduler")),
-    f"Prefect's server stops for {AWAY:.0f} s": Fault(partial(stop_service, "prefect")),
-    f"MLflow's server stops for {AWAY:.0f} s": Fault(partial(stop_service, "mlflow")),
+    "a generator's machine leaves, and joins again": Fault(partial(leave_and_join, "g0")),
+    f"the trainer stops for {PASSING:.0f} s": Fault(partial(stop_worker, "t-trainer", PASSING)),
+    f"the verifier stops for {PASSING:.0f} s": Fault(partial(stop_worker, "v-verifier", PASSING)),
+    **{
+        f"{what} stops for {seconds:.0f} s": Fault(partial(stop_service, name, seconds), long=seconds == HUNG)
+        for seconds in (PASSING, HUNG)
+        for name, what in SERVICES.items()
+    },
+    f"the flow stops for {UNSEEN:.0f} s": Fault(stop_flow),
+    f"`rlvf up` stops for {UNSEEN:.0f} s": Fault(stop_up),
+    f"the trainer's machine sleeps for {DROPPED:.0f} s": Fault(partial(close_lid, "t"), long=True),
+    "another process goes on with the run": Fault(begin_again),
     f"the runs' folder is away for {LONGER:.0f} s": Fault(partial(lose_storage, LONGER), ends=True, says=NOT_THERE),
     f"the runs' folder is away for {LONG:.0f} s": Fault(
         partial(lose_storage, LONG), ends=True, says=NOT_THERE, long=True
     ),
-    f"the runs' storage is slow for {AWAY:.0f} s": Fault(partial(spoil_share, SLOW), around=share, lacks=lacks_fuse),
-    f"the runs' quota is used up for {AWAY:.0f} s": Fault(
+    f"the runs' storage is slow for {PASSING:.0f} s": Fault(partial(spoil_share, SLOW), around=share, lacks=lacks_fuse),
+    f"the runs' quota is used up for {PASSING:.0f} s": Fault(
         partial(spoil_share, QUOTA),
         ends=True,
         says="the quota of the storage is used up",
         around=share,
         lacks=lacks_fuse,
     ),
-    f"the runs' disk is full for {AWAY:.0f} s": Fault(
+    f"the runs' disk is full for {PASSING:.0f} s": Fault(
         fill_disk, ends=True, says="no space left on the disk", around=small_disk, lacks=may_mount
     ),
     "the clocks of three machines are set wrong by an hour": Fault(

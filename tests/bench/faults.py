@@ -32,7 +32,8 @@ from statistics import median
 from flows.benches.place import fresh_home
 from flows.benches.soak import last_line
 from flows.benches.stage import OPTIONS, PATIENCE, Stage, staged, times
-from tests.bench.fault_kinds import AFTER, FAULTS, LONG, VERSIONS, Accident, Fault
+from tests.bench.accident import AFTER, Accident, Fault
+from tests.bench.fault_kinds import FAULTS, LONG, VERSIONS
 from tests.flows.accidents import check_steps
 from tests.processes import until
 
@@ -124,7 +125,7 @@ def row(name: str, found: Sequence[Found]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], help="faults in whose name one of these words is")
-    parser.add_argument("--long", action="store_true", help="one that takes ten minutes too")
+    parser.add_argument("--long", action="store_true", help="those that take minutes, too, in runs that do (--steps)")
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--policy", default="tiny")
@@ -147,7 +148,8 @@ def main() -> None:
     by_name: dict[str, list[Found]] = {name: [] for name in wanted}
     with fresh_home("rlvf-faults-") as home:
         os.environ["RLVF_HOME"] = str(home.folder)
-        with staged(home.folder, {**OPTIONS, "policy": given.policy, "problems": given.problems}, given.steps) as stage:
+        options = {**OPTIONS, "staleness": "0", "policy": given.policy, "problems": given.problems}
+        with staged(home.folder, options, given.steps) as stage:
             if (undisturbed := trained(stage, "undisturbed", None, 0.0, "")).faults:
                 sys.exit(f"the run without a fault: {'; '.join(undisturbed.faults)}")
             at = times(stage.run_folder("undisturbed"))

@@ -39,15 +39,24 @@ def kill_in_call(
         keys = lab.client.processing(workers=[address]).get(address, ())
         return any(str(key).startswith(f"{call}-") for key in keys)
 
+    until(lambda: after in lab.metrics(run, "groups/used"))
+    # "verify" takes no time: a worker that stands still gets one and keeps it
+    kill_when(pid, is_on_it, before, moves=call != "verify")
+
+
+def kill_when(
+    pid: int, is_at_it: Callable[[], bool], before: Callable[[], object] = lambda: None, *, moves: bool = True
+) -> None:
+    """Kill a process while it is at something. It stands still while `before` is called; and, unless it `moves`, from
+    before it is at it."""
     try:
-        until(lambda: after in lab.metrics(run, "groups/used"))
         while True:
-            if call != "verify":  # which takes no time: a worker that stands still gets one and keeps it
-                until(is_on_it, every=0.002)
+            if moves:
+                until(is_at_it, every=0.001)
             os.kill(pid, SIGSTOP)
-            if call == "verify":
-                until(is_on_it)
-            if is_on_it() and is_on_it():  # what it sent before it stood still has come in by now
+            if not moves:
+                until(is_at_it)
+            if is_at_it() and is_at_it():  # what it sent before it stood still has come in by now
                 before()
                 break
             os.kill(pid, SIGCONT)

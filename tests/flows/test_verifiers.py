@@ -232,6 +232,33 @@ def test_a_run_whose_verifier_always_fails_stops_with_its_message(lab: Any, tmp_
         lab.train(steps="2", verifier=f"{tmp_path}/broken.py:reward")
 
 
+HARMFUL = """
+import os
+def reward(problem, completion):
+    harm, held = problem.extra["harm"] if completion else None, []
+    while harm == "loops":
+        pass
+    while harm == "forks":
+        os.fork()
+    while harm == "eats memory":
+        held.append(bytearray(2**24))
+    return float(sum(map(ord, completion)) % 2)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_whose_verifier_loops_forks_and_eats_memory(lab: Any, tmp_path: Path) -> None:
+    (tmp_path / "harmful.py").write_text(HARMFUL)
+    harms = {"add 1 and 1": "loops", "add 2 and 2": "forks", "add 3 and 3": "eats memory"}
+    rows = [{"prompt": prompt, "harm": harms.get(prompt)} for prompt in (*harms, *(f"add 4 and {n}" for n in range(5)))]
+    (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = {"batch.prompts": "8", "batch.oversample": "1", "verifier.seconds": "0.5", "verifier.memory_mb": "256"}
+    names = {"problems": f"{tmp_path}/sums.jsonl", "verifier": f"{tmp_path}/harmful.py:reward"}
+    result = lab.train(steps="2", held_out="0", staleness="0", **names, **options)
+    assert lab.metrics(Path(result.run), "reward/error_rate") == {1: 3 / 8, 2: 3 / 8}
+    assert sum(lab.metrics(Path(result.run), "groups/used").values()) > 0
+
+
 @pytest.mark.slow
 def test_an_evaluation_whose_verifier_hangs_is_stopped(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

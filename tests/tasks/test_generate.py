@@ -73,8 +73,12 @@ def nonsense_from(workers: Sequence[str], wrong: str, marks: Path) -> Generator:
                 (marks / str(time.monotonic_ns())).touch()
                 if wrong == "type":
                     return "nonsense"
-                tokens, versions = np.full(shape, 10**6, np.int32), made["versions"] - 9
-                made |= {"tokens": tokens} if wrong == "token" else {"versions": versions}
+                made |= {
+                    "token": {"tokens": np.full(shape, 10**6, np.int32)},
+                    "version": {"versions": made["versions"] - 9},
+                    "logprob": {"logprobs": np.full(shape, np.nan, np.float32)},
+                    "shape": {"versions": np.full((*shape[:2], 3), version.step, np.int32)},
+                }[wrong]
             return Rollouts(**made)
 
     return Nonsense(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=0)
@@ -195,6 +199,8 @@ def collected(
         ("token", "token id 1000000 is not in the vocabulary, 0 to 49"),
         ("version", "a token was sampled with v-1, not with v7 to v8"),
         ("type", "it is str, and not rollouts"),
+        ("logprob", "a log-prob is nan"),
+        ("shape", "versions are int32 [1, 2, 3], not [1, 2, 2]"),
     ],
 )
 def test_nonsense_is_refused_counted_and_made_again_by_others(

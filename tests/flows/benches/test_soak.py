@@ -15,7 +15,7 @@ from flows.benches.soak import AWAY, FAULTS, Soaked, planned
 from flows.cli import main
 
 
-@pytest.mark.slow
+@pytest.mark.slow(always=True)
 @pytest.mark.timeout(900)  # a machine of two cores with much else to do starts all this in minutes
 def test_two_minutes_of_faults(
     half_right: Path, sums: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -111,7 +111,8 @@ def test_what_a_process_takes_is_read_and_its_files(tmp_path: Path, monkeypatch:
         ("--minutes 0.5", "--minutes 0.5: give time for a fault, 40 s or more"),
         ("--minutes nan", "--minutes nan: give time for a fault"),
         ("--every 0", "--every 0: give 1 to 3600 seconds"),
-        ("--seed -1", "--seed -1: give 0 or more"),
+        ("--seed -1", "--seed and --staleness: give 0 or more, not -1"),
+        ("--staleness -2", "--seed and --staleness: give 0 or more, not -2"),
         ("--policy ./none", "./none"),
     ],
 )
