@@ -61,6 +61,14 @@ class TrainingLock:
         self._client.set_metadata(TRAINING, owner)  # type: ignore[no-untyped-call]
 
 
+class _Lock(Lock):
+    """One whose lease is tried to be kept, without a word where the scheduler is away: the flow says that."""
+
+    async def _refresh_leases(self) -> None:
+        with suppress(OSError, RuntimeError):  # the second where the client has given up
+            await super()._refresh_leases()  # type: ignore[no-untyped-call]
+
+
 class _Owner:
     """Of the lock that another run waits for."""
 
@@ -119,7 +127,7 @@ def training_lock(
     sleeps or its machine is gone, loses it too: see `TrainingLock.check`.
     """
     name_of_lock = _name(client)
-    lock = Lock(name_of_lock, scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
+    lock = _Lock(name_of_lock, scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
     owner, is_said = _Owner(client, name_of_lock), False
     if left is not None:
         release(client, name_of_lock, left)

@@ -71,7 +71,7 @@ class Watch:
             there = {offer.address: offer for offer in offers(self._calls.client, ANSWER_SECONDS)}
             where = self._where()
         except (OSError, RuntimeError) as error:  # a TimeoutError too; the client is being closed
-            return f"the Dask scheduler, which does not answer ({error})"
+            return f"the Dask scheduler, which does not answer ({str(error) or 'no answer in time'})"
         waiting: dict[str, dict[str, str]] = defaultdict(dict)  # by call, then by worker: one that has several, once
         for key, call in sorted(awaited.items(), key=lambda item: item[1].since):
             address = where.get(key) or call.worker

@@ -115,7 +115,7 @@ def _answered(address: SchedulerAddress, home: Path, question: Callable[[Any], A
     try:
         return asyncio.run(in_time())
     except (OSError, TimeoutError) as error:
-        raise OSError(f"the scheduler at {address} does not answer: {error or 'no answer in time'}") from error
+        raise OSError(f"the scheduler at {address} does not answer: {str(error) or 'no answer in time'}") from error
 
 
 def _scheduler(address: SchedulerAddress, home: Path) -> Any:

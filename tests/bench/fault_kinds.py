@@ -35,7 +35,6 @@ from tests.processes import until
 LONGER, LONG = 30.0, 600.0  # seconds that the folder of runs is away
 UNSEEN = 40.0  # that a flow, or `rlvf up`, stops: others may take its run over after 30
 DROPPED = 90.0  # that a machine sleeps: Dask drops its workers after 60
-HUNG = 150.0  # that a service stops: `rlvf up` starts it again after 120
 VERSIONS = 10  # that a generator sleeps through
 NOT_THERE = "or its disk is no longer there"  # what is said of the folder of a run
 TAKEN = "is in use by"  # and of a run that another process has
@@ -78,10 +77,7 @@ def kill_service(name: str, accident: Accident) -> None:
     """kill -9 of what a supervisor of `rlvf up` keeps alive."""
     accident.now()
     accident.stage.place.service(name).kill()
-    if name == "scheduler":
-        accident.until_back(accident.stage.is_there)
-    else:
-        accident.until_back(lambda: accident.stage.answers(name))
+    accident.until_back(partial(works, accident.stage, name))
 
 
 def kill_up(accident: Accident) -> None:
@@ -105,12 +101,24 @@ def stop_worker(name: str, seconds: float, accident: Accident) -> None:
         accident.over.wait(seconds)
 
 
-def stop_service(name: str, seconds: float, accident: Accident) -> None:
+def stop_service(name: str, accident: Accident) -> None:
     pid = accident.stage.place.service(name).pid
     accident.now()
     with stopped(pid):
-        accident.over.wait(seconds)
-    accident.until_back(accident.stage.is_there if name == "scheduler" else lambda: accident.stage.answers(name))
+        accident.over.wait(PASSING)
+
+
+def hang_service(name: str, accident: Accident) -> None:
+    """SIGSTOP, until `rlvf up` starts it again, which takes two minutes."""
+    pid = accident.stage.place.service(name).pid
+    accident.now()
+    with stopped(pid):
+        accident.until_back(partial(works, accident.stage, name))
+
+
+def works(stage: Stage, name: str) -> bool:
+    """Whether a service does what it is for; the scheduler has all workers then."""
+    return stage.is_there() if name == "scheduler" else stage.answers(name)
 
 
 def stop_flow(accident: Accident) -> None:
@@ -225,11 +233,8 @@ FAULTS: Mapping[str, Fault] = {
     "a generator's machine leaves, and joins again": Fault(partial(leave_and_join, "g0")),
     f"the trainer stops for {PASSING:.0f} s": Fault(partial(stop_worker, "t-trainer", PASSING)),
     f"the verifier stops for {PASSING:.0f} s": Fault(partial(stop_worker, "v-verifier", PASSING)),
-    **{
-        f"{what} stops for {seconds:.0f} s": Fault(partial(stop_service, name, seconds), long=seconds == HUNG)
-        for seconds in (PASSING, HUNG)
-        for name, what in SERVICES.items()
-    },
+    **{f"{what} stops for {PASSING:.0f} s": Fault(partial(stop_service, name)) for name, what in SERVICES.items()},
+    **{f"{what} hangs": Fault(partial(hang_service, name), long=True) for name, what in SERVICES.items()},
     f"the flow stops for {UNSEEN:.0f} s": Fault(stop_flow),
     f"`rlvf up` stops for {UNSEEN:.0f} s": Fault(stop_up),
     f"the trainer's machine sleeps for {DROPPED:.0f} s": Fault(partial(close_lid, "t"), long=True),

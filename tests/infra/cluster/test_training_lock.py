@@ -290,3 +290,20 @@ def test_a_turn_on_a_scheduler_that_is_gone_keeps_nobody_from_the_next_one(
                 earlier.__exit__(None, None, None)
                 assert training(back) == "mine"
     client.close()
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_away_is_no_error_of_whoever_has_the_lock(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quick = {"distributed.scheduler.locks.lease-timeout": "2s", "distributed.comm.timeouts.connect": "1s"}
+    with (
+        dask.config.set(quick),
+        running_scheduler(tmp_path / "scheduler.log", None, free_port()) as there,
+        Client(there.address, set_as_default=False) as client,
+        training_lock(client, "mine", str),
+    ):
+        there.process.kill()
+        until(lambda: client.status != "running", 10)
+        time.sleep(3)  # three attempts
+    assert [record.getMessage() for record in caplog.records if record.name == "tornado.application"] == []

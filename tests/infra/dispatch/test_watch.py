@@ -76,6 +76,15 @@ def test_a_worker_that_has_several_calls_is_named_once(monkeypatch: pytest.Monke
     assert Watch(calls).waiting_for(awaited, {}, 20.0) == "generate on g0 (10 s)"
 
 
+def test_a_scheduler_without_an_answer_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> list[Offer]:
+        raise TimeoutError
+
+    monkeypatch.setattr(watch, "offers", silent)
+    said = Watch(cast("Calls", SimpleNamespace(client=None))).waiting_for({}, {}, 20.0)
+    assert said == "the Dask scheduler, which does not answer (no answer in time)"
+
+
 @pytest.mark.slow
 def test_what_keeps_a_worker_from_its_storage_is_said(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
