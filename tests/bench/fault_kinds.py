@@ -141,7 +141,7 @@ def close_lid(name: str, accident: Accident) -> None:
         for process in (top, *top.children(recursive=True)):
             asleep.enter_context(stopped(process.pid))
         accident.over.wait(DROPPED)
-    accident.until_back(lambda: accident.stage.is_there(f"{name}-{MACHINES[name]}"))
+    accident.until_back(partial(accident.stage.is_there, f"{name}-{MACHINES[name]}"))
 
 
 def leave_and_join(name: str, accident: Accident) -> None:
@@ -149,7 +149,7 @@ def leave_and_join(name: str, accident: Accident) -> None:
     accident.now()
     accident.stage.leave(name)
     accident.stage.join(name)
-    accident.until_back(lambda: accident.stage.is_there(f"{name}-{MACHINES[name]}"))
+    accident.until_back(partial(accident.stage.is_there, f"{name}-{MACHINES[name]}"))
 
 
 def begin_again(accident: Accident) -> None:
