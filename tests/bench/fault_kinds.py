@@ -73,6 +73,11 @@ def kill_in_checkpoint(accident: Accident) -> None:
     await_successor(accident, "t-trainer", address)
 
 
+def works(stage: Stage, name: str) -> bool:
+    """Whether a service does what it is for; the scheduler has all workers then."""
+    return stage.is_there() if name == "scheduler" else stage.answers(name)
+
+
 def kill_service(name: str, accident: Accident) -> None:
     """kill -9 of what a supervisor of `rlvf up` keeps alive."""
     accident.now()
@@ -93,19 +98,27 @@ def kill_flow(accident: Accident) -> None:
     accident.process.kill()
 
 
-def stop_worker(name: str, seconds: float, accident: Accident) -> None:
+def stop(pid: int, seconds: float, accident: Accident) -> None:
     """SIGSTOP, for so long or until the run is over."""
-    _, pid = accident.stage.worker(name)
     accident.now()
     with stopped(pid):
         accident.over.wait(seconds)
 
 
+def stop_worker(name: str, seconds: float, accident: Accident) -> None:
+    stop(accident.stage.worker(name)[1], seconds, accident)
+
+
 def stop_service(name: str, accident: Accident) -> None:
-    pid = accident.stage.place.service(name).pid
-    accident.now()
-    with stopped(pid):
-        accident.over.wait(PASSING)
+    stop(accident.stage.place.service(name).pid, PASSING, accident)
+
+
+def stop_flow(accident: Accident) -> None:
+    stop(accident.process.pid, UNSEEN, accident)
+
+
+def stop_up(accident: Accident) -> None:
+    stop(int(accident.stage.place.up()["pid"]), UNSEEN, accident)
 
 
 def hang_service(name: str, accident: Accident) -> None:
@@ -114,23 +127,6 @@ def hang_service(name: str, accident: Accident) -> None:
     accident.now()
     with stopped(pid):
         accident.until_back(partial(works, accident.stage, name))
-
-
-def works(stage: Stage, name: str) -> bool:
-    """Whether a service does what it is for; the scheduler has all workers then."""
-    return stage.is_there() if name == "scheduler" else stage.answers(name)
-
-
-def stop_flow(accident: Accident) -> None:
-    accident.now()
-    with stopped(accident.process.pid):
-        time.sleep(UNSEEN)
-
-
-def stop_up(accident: Accident) -> None:
-    accident.now()
-    with stopped(int(accident.stage.place.up()["pid"])):
-        accident.over.wait(UNSEEN)
 
 
 def close_lid(name: str, accident: Accident) -> None:
