@@ -42,6 +42,7 @@ RUN = Field(
     min_length=1,
     description="name or URI of the new run; none makes a name under runs/ of $RLVF_STORAGE, else of $RLVF_HOME",
 )
+MAX_STALENESS = 64
 HELD_OUT = "held_out"  # as the path of an evaluation: the problems that are kept out of training
 
 
@@ -181,7 +182,10 @@ class TrainConfig(ConfigTree):
     )
     steps: int = Field(150, ge=1, description="updates, counted from the start of the run")
     staleness: int = Field(
-        1, ge=0, le=64, description="versions that generation may run ahead of training; 0 is strictly on-policy"
+        1,
+        ge=0,
+        le=MAX_STALENESS,
+        description="versions that generation may run ahead of training; 0 is strictly on-policy",
     )
     seed: int = SEED
     run: str | None = RUN

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rl.records import Maker, Rollouts
 
 STREAM = (1,)  # keeps these draws apart from the sampler's
+FEWEST = 64  # tokens that the bound is meant for
 Wrong = Literal["maker", "auditor", "undecided"]
 
 
@@ -34,9 +35,14 @@ class AuditConfig(BaseModel):
         0.02,
         gt=0,
         le=10,
-        description="mean divergence (k3) in nats per token above which two workers disagree; one that is wrong twice "
-        "gets no more leases",
+        description="mean divergence (k3) in nats per token above which two workers disagree, of 64 tokens or more; "
+        "one that is wrong twice gets no more leases",
     )
+
+    def allowed(self, tokens: int) -> float:
+        """The bound for a mean over so many tokens. Of fewer than FEWEST their sum may be what it may be of these: a
+        single token that is out of the ordinary is beyond the bound by itself, and no sign of a fault."""
+        return self.bound * max(1.0, FEWEST / tokens)
 
 
 @dataclass(frozen=True)

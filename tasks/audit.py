@@ -75,11 +75,10 @@ class Audits:
             collection.audited(Audited(maker))
             return
         auditor, scored = found
-        kl = divergence(rollouts.logprobs, scored.logprobs, tokens)
+        kl, allowed = divergence(rollouts.logprobs, scored.logprobs, tokens), self.config.allowed(int(tokens.sum()))
         wrong = ""
-        if kl > self.config.bound:
-            step = collection.step + 1
-            said = f"a lease of step {step}: {kl:.3g} nats per token, {self.config.bound:g} are allowed"
+        if kl > allowed:
+            said = f"a lease of step {collection.step + 1}: {kl:.3g} nats per token, {allowed:.3g} are allowed"
             wrong = self._wrong(dispatch, version, rollouts, tokens, (worker, auditor), scored, said)
             if wrong == "maker":
                 collection.found_wrong(lease)
@@ -151,7 +150,7 @@ class Audits:
             return "undecided"
         of_maker = divergence(rollouts.logprobs, third, tokens)
         of_auditor = divergence(scored.logprobs, third, tokens)
-        wrong = who_is_wrong(of_maker, of_auditor, self.config.bound)
+        wrong = who_is_wrong(of_maker, of_auditor, self.config.allowed(int(tokens.sum())))
         apart = f"{of_maker:.3g} and {of_auditor:.3g} from the trainer's worker"
         if wrong == "undecided":
             why = f"they are {apart}, so that neither is known to be wrong"

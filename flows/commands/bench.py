@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Collection
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import TextIO
 
 from flows.benches.shapes import ENGINES, LARGE, SHAPES, of_policy
 from flows.commands.command import Command
+from flows.config import MAX_STALENESS
 from flows.start.model_files import CONFIG
 from flows.start.preflight import check_model
 from flows.start.whole_paths import whole_problems
@@ -106,7 +108,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         help="a run whose processes are killed and stopped at random: is every step made once, and does nothing grow?",
     )
     soak.add_argument("--minutes", metavar="N", type=float, default=30.0, help="from the first step on (30)")
-    soak.add_argument("--every", metavar="SECONDS", type=float, default=20.0, help="a fault (20)")
+    soak.add_argument("--every", metavar="SECONDS", type=float, default=20.0, help="between two faults (20)")
     soak.add_argument("--seed", metavar="N", type=int, default=0, help="of the list of faults (0)")
     soak.add_argument("--staleness", metavar="N", type=int, default=1, help="of the run (1)")
     soak.add_argument("--policy", metavar="MODEL", default=TINY, help="a warm one saves tiny's warm-up, minutes (tiny)")
@@ -116,8 +118,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    if getattr(given, "layers", None) is not None and not 1 <= given.layers <= 28:
-        raise ValueError(f"--layers {given.layers}: give 1 to 28")
+    _between(given, 1, 28, "layers")
     benches = {"sync": _sync, "update": _update, "generate": _generate, "fit": _fit}
     bench = {**benches, "generators": _generators, "soak": _soak}[given.what]
     rows = bench(given, sys.stderr if given.json else sys.stdout)
@@ -152,10 +153,12 @@ def _named(given: argparse.Namespace, option: str, known: Collection[str]) -> li
     return names
 
 
-def _positive(given: argparse.Namespace, *names: str) -> None:
+def _between(given: argparse.Namespace, least: float, most: float, *names: str) -> None:
     for name in names:
-        if (value := getattr(given, name)) is not None and value < 1:
-            raise ValueError(f"--{name} {value}: give 1 or more")
+        value = getattr(given, name, None)
+        if value is not None and not least <= value <= most:
+            wanted = "or more" if most == math.inf else f"to {most:g}"
+            raise ValueError(f"--{name} {value:g}: give {least:g} {wanted}")
 
 
 def _positions(words: str) -> list[int]:
@@ -168,7 +171,7 @@ def _positions(words: str) -> list[int]:
 
 def _update(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
     positions = _positions(given.positions)
-    _positive(given, "vocabulary", "repeats")
+    _between(given, 1, math.inf, "vocabulary", "repeats")
     # with torch: not before the command line is known to be good
     with put_off():
         from flows.benches.update import figures
@@ -191,7 +194,7 @@ def _generate(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
     engines = _named(given, "engines", ENGINES)
     if given.layers is not None and not any(shape.layers for shape in shapes):
         raise ValueError(f"--layers {given.layers}: only the shape {LARGE} can have fewer")
-    _positive(given, "prompts", "samples", "tokens", "repeats")
+    _between(given, 1, math.inf, "prompts", "samples", "tokens", "repeats")
     if given.policy is not None:
         check_model(given.policy, runs_uri())
     # with torch: not before the command line is known to be good
@@ -218,7 +221,7 @@ def _generate(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
 
 
 def _fit(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
-    _positive(given, "tokens")
+    _between(given, 1, math.inf, "tokens")
     if not (Path(given.policy) / CONFIG).is_file():  # of a folder, it is enough
         check_model(given.policy, runs_uri())
     # with torch: not before the command line is known to be good
@@ -243,13 +246,10 @@ def _generators(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
     words = given.generators.split(",")
     if wrong := [word for word in words if not (word.isdecimal() and 1 <= int(word) <= 10_000)]:
         raise ValueError(f"--generators {given.generators}: {wrong[0]!r} is no number from 1 to 10000")
-    _positive(given, "steps")
-    if not 0.01 <= given.seconds <= 3600:
-        raise ValueError(f"--seconds {given.seconds:g}: give 0.01 to 3600")
-    if not 0 <= given.failures <= 0.5:
-        raise ValueError(f"--failures {given.failures:g}: give 0 to 0.5")
-    if given.seed < 0:
-        raise ValueError(f"--seed {given.seed}: give 0 or more")
+    _between(given, 1, math.inf, "steps")
+    _between(given, 0.01, 3600, "seconds")
+    _between(given, 0, 0.5, "failures")
+    _between(given, 0, math.inf, "seed")
     # with Dask: not before the command line is known to be good
     with put_off():
         from flows.benches.apart import apart
@@ -273,12 +273,11 @@ def _generators(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
 
 
 def _soak(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
-    if not 1 <= given.every <= 3600:
-        raise ValueError(f"--every {given.every:g}: give 1 to 3600 seconds")
+    _between(given, 1, 3600, "every")
     if not 2 * given.every <= 60 * given.minutes <= 60 * 10_000:
         raise ValueError(f"--minutes {given.minutes:g}: give time for a fault, {2 * given.every:g} s or more")
-    if (least := min(given.seed, given.staleness)) < 0:
-        raise ValueError(f"--seed and --staleness: give 0 or more, not {least}")
+    _between(given, 0, math.inf, "seed")
+    _between(given, 0, MAX_STALENESS, "staleness")
     check_model(given.policy, runs_uri())
     with put_off():
         from flows.benches.place import fresh_home

@@ -20,7 +20,8 @@ NULL = {"type": "null", "title": "default"}
 class ConfigTree(BaseModel):
     """A configuration of sections. A section's bare value sets the leaf that is its shorthand; null is its default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # an infinite bound is one: as null, which is not the default, it would be the default when it is read again
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
     first: ClassVar[tuple[str, ...]] = ()  # the fields that come before the others in a form
     left_out: ClassVar[tuple[str, ...]] = ()  # sections that a form sends as null until they are filled in
 

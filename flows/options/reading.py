@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flows.options.plain_yaml import load_yaml
-from flows.options.tree import Option, changed_leaves, flatten, known_options, leaf_values, nest
+from flows.options.tree import Option, changed_leaves, flatten, known_options, leaf_values, nest, superseded
 from flows.options.usual_names import unknown
 from infra.storage.usable import StorageError, named_storage_errors
 
@@ -99,8 +99,8 @@ def read_config(
     flat = {path: Given(path, value) for path, value in leaf_values(model()) if defaults}
     saved = _layer(options, base or {}, "saved configuration: ", Option.split)
     written = _layer(options, _read_yaml(file), f"{file}: ", Option.split) if file is not None else []
-    asked = [*written, *_layer(options, overrides, "--", Option.parse)]
-    given = [*saved, *asked]
+    asked = _over(options, written, _layer(options, overrides, "--", Option.parse))
+    given = _over(options, saved, asked)
     values = {one.path: one.value for one in given}
     if mistakes := [mistake for one in given if (mistake := _misplaced(options, one, values))]:
         raise OptionError("\n".join(mistakes))
@@ -146,6 +146,12 @@ def _layer(
         Given(path, read(options[path], value) if path in options else value, origin)
         for path, value in flatten(options, entries)
     ]
+
+
+def _over(options: Mapping[str, Option], below: Sequence[Given], above: Sequence[Given]) -> list[Given]:
+    """One layer over another."""
+    old = superseded(options, *({one.path: one.value for one in layer} for layer in (below, above)))
+    return [*(one for one in below if one.path not in old), *above]
 
 
 def _misplaced(options: Mapping[str, Option], given: Given, values: Mapping[str, Any]) -> str | None:

@@ -173,6 +173,17 @@ def _renamed(path: str, options: Mapping[str, Option]) -> str:
     return RENAMED.get(now, now)
 
 
+def superseded(options: Mapping[str, Option], below: Mapping[str, Any], above: Mapping[str, Any]) -> set[str]:
+    """The paths of ``below``, values by dotted path, that mean nothing any more under those of ``above``: what a
+    section has `by_kind`, where it is of another kind there."""
+    return {
+        f"{path}.{name}"
+        for path, option in options.items()
+        if (kind := option.shorthand) is not None and kind in above and kind in below and above[kind] != below[kind]
+        for name in getattr(option.section, "by_kind", ())
+    }
+
+
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted path as the nested mapping that the tree's model validates."""
     tree: dict[str, Any] = {}

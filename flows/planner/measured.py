@@ -8,6 +8,7 @@ for weights and for a core, which other calls and programs cause.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import isfinite
 from statistics import mean, median
 
@@ -18,6 +19,7 @@ from infra.planning.costs import Costs, Work
 from infra.runs.record import Record
 
 FEWEST = 3  # steps that figures are taken from
+GONE = 2  # times the longest time between two leases, without one: that generator has left
 NEWEST = 100  # leases of a worker that tell what size does
 
 
@@ -47,8 +49,8 @@ class MeasuredStep:
     delayed: Mapping[str, float]  # seconds a step that a call waited for a core, on all workers
     leases: Mapping[str, float]  # a step, without those that were dropped
     tokens: Mapping[str, float]  # a step, of these leases; their number where they say nothing
-    handing_over: float  # seconds from an update to the first call with its version: publication beside bookkeeping
-    logging: float  # seconds from an update to the next one: bookkeeping
+    handing_over: float  # seconds from a publication's begin to the first call with its version: bookkeeping beside it
+    logging: float  # seconds from there to the next update: bookkeeping
     training: float  # share of the step in which the worker of the updates computes: the median
     busy: Mapping[str, float]  # seconds of each worker a step, its waits for weights included, those for cores not
     machine: Mapping[str, str]  # of each worker, where it is known
@@ -98,8 +100,9 @@ def step_of(
     uri: str,
     last: int | None = None,
 ) -> MeasuredStep:
-    """The step of these spans and of FIGURES, a value a step; raises as `measured_step`."""
-    spans = _of_steps(session) if last is None else _last(_of_steps(session), last)
+    """The step of these spans and of FIGURES, a value a step; of the `last` ones, those since a generator joined or
+    left. Raises as `measured_step`."""
+    spans = _of_steps(session) if last is None else _last(_since_change(_of_steps(session)), last)
     steps = sum(span.call == "train" for span in spans)
     known = {name: [each for each in figures.get(name, ()) if isfinite(each)][-steps:] for name in FIGURES}
     seconds = known["perf/step_seconds"]
@@ -190,6 +193,27 @@ def _last(spans: Sequence[Span], steps: int) -> Sequence[Span]:
     """Those that began after the update before so many of the last ones; all where there are no more."""
     ends = [span.end for span in spans if span.call == "train"]
     return spans if len(ends) <= steps else [span for span in spans if span.start >= ends[-steps - 1]]
+
+
+def _since_change(spans: Sequence[Span]) -> Sequence[Span]:
+    """Those that began after the first update since a generator joined, but for the first step, or left."""
+    ends = [span.end for span in spans if span.call == "train"]
+    by: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.call == "generate":
+            by[span.worker].append(span)
+    if len(ends) < FEWEST:
+        return spans
+    since = 0.0
+    for each in by.values():
+        back = sorted(span.end for span in each)
+        longest = max((later - earlier for earlier, later in pairwise(back)), default=0.0)
+        if each[0].start > ends[0]:
+            since = max(since, each[0].start)
+        if ends[-1] - back[-1] > max(ends[-1] - ends[-FEWEST], GONE * longest):
+            since = max(since, back[-1])
+    begin = next((end for end in ends if end >= since), 0.0) if since else 0.0
+    return [span for span in spans if span.start >= begin]
 
 
 def _judges(span: Span, evaluations: Iterable[Span]) -> bool:

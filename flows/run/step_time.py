@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class StepTime:
         self.spent: dict[str, float] = defaultdict(float)  # seconds by stage
         self._began = time.perf_counter()
         self._updating = self._began, self._began
-        self._sampled = 0.0  # seconds of generators that no step has counted
+        self._sampled: dict[str, float] = {}  # seconds of generators that no step has counted
 
     def begin(self) -> None:
         """The first step begins now."""
@@ -45,15 +45,19 @@ class StepTime:
             if stage == UPDATE:
                 self._updating = began, ended
 
-    def sampling(self, spans: Iterable[Span], room: float) -> float:
-        """The share of `room`, the seconds that all generators had in a step, in which they sampled: by the leases that
-        came back in it. Of one that began before there may be more than that; the next step counts the rest."""
-        self._sampled += sum(
-            span.end - span.start - span.loading for span in spans if span.call == "generate" and not span.lost
-        )
-        counted = min(self._sampled, room)
-        self._sampled -= counted
-        return counted / room
+    def sampling(self, spans: Iterable[Span], seconds: float, there: Collection[str]) -> float:
+        """The share of a step of so many seconds in which generators sampled, those that are `there` and those of whom
+        a lease came back in it: the mean of them, by these leases. Of one that began before there may be more than the
+        step; the next one counts the rest, while its generator is there."""
+        everybody = set(there)
+        for span in spans:
+            if span.call == "generate" and not span.lost:
+                everybody.add(span.worker)
+                sampled = span.end - span.start - span.loading
+                self._sampled[span.worker] = self._sampled.get(span.worker, 0.0) + sampled
+        counted = {name: min(self._sampled.get(name, 0.0), seconds) for name in everybody}
+        self._sampled = {name: self._sampled.get(name, 0.0) - counted[name] for name in there}
+        return sum(counted.values()) / (seconds * max(1, len(everybody)))
 
     def end(self) -> "TimedStep":
         """The step is done: the next one begins now, with no time spent."""

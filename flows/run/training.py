@@ -3,6 +3,7 @@
 import json
 import shlex
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from types import TracebackType
@@ -33,7 +34,6 @@ from flows.start.edited import edited, save_sources
 from flows.start.lineage import notes_on_prompts, save_problems
 from flows.start.runs import Run, local_folder
 from flows.start.trust import remember
-from infra.cluster.placement import workers_with
 from infra.dispatch.shares import Sizes
 from infra.interrupts import answered_by
 from infra.runs.checkpoints import best_version
@@ -82,7 +82,7 @@ class Training:
         notes += notes_on_staleness(config.staleness, self.algorithm, resumed=run.resumed)
         for note in filter(None, notes):
             workplace.display.say(note)
-        self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))
+        self._generators: Collection[str] = ()  # that were there at the last log
         self.publishing: Publishing  # set by begin
         self.trainer: Trainer  # set by begin
         self.critic: CriticState | None = None  # where the algorithm has a critic
@@ -241,13 +241,14 @@ class Training:
         """Log a finished step."""
         now, step = time.perf_counter(), self._time.end()
         pace, spans = batch.completions / step.seconds, self._books.step(learned.step)
+        self._generators = self.workplace.generators(self._generators)
         figures = {
             **few_reasons(batch.figures(), self.tracker.names()),
             **learned.metrics,
             **step.figures(spans),
             "perf/rollouts_per_second": pace,
             "perf/generated_tokens_per_second": batch.tokens / step.seconds,
-            "perf/generator_busy": self._time.sampling(spans, step.seconds * max(1, self.generators)),
+            "perf/generator_busy": self._time.sampling(spans, step.seconds, self._generators),
             **weights_read(spans),
         }
         self.tracker.log(learned.step, figures)
@@ -277,13 +278,12 @@ class Training:
         if self.critic is not None:
             self.critic.publishing.end()
             self.workplace.dispatch.run("train_critic", self.critic.trained.keep, self.publishing.policy.step)
-        best = best_version(self.run.uri, self.run.patience) if self.config.checkpoint.keep_best else None
         pace, stages = self._progress.pace() if self._progress.completions else kept_pace(self._folder / RESULT)
         result = TrainResult(
             run=self.run.uri,
             steps=self.publishing.policy.step,
             **held_out_figures(before, after),
-            best=best,
+            best=best_version(self.run.uri, self.run.patience) if self.config.checkpoint.keep_best else None,
             rollouts_per_second=pace,
             seconds=time.perf_counter() - self._progress.began,
             stages=stages,

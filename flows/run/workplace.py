@@ -1,8 +1,8 @@
 """Where a flow works: the home folder, the display, and a cluster whose placement was checked."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from infra.cluster.cluster import begins, cluster
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig, check_placement, check_sources, offers
 from infra.cluster.training_lock import TrainingLocks
+from infra.dispatch.calls import SchedulerLostError
 from infra.dispatch.dispatch import Dispatch
 from infra.dispatch.watch import ANSWER_SECONDS
 from infra.home import home_line, rlvf_home, rlvf_storage
@@ -25,6 +26,7 @@ from tasks.batch.failures import Failures
 if TYPE_CHECKING:
     from flows.run.prefect_session import PrefectSession
 
+LATELY = 5.0  # seconds since it was asked which generators are there
 IMPORTS = {  # before a worker's first call: what its calls import inside them; a verifier needs no torch
     "GENERATOR": (
         "tasks.calls.base",
@@ -63,6 +65,13 @@ class Workplace:
     def runs(self) -> str:
         """The folder of runs that are named without a URI."""
         return place.join(self.storage, "runs")
+
+    def generators(self, before: Collection[str]) -> Collection[str]:
+        """The names of the workers that may generate, as of some seconds ago; those of `before` where the scheduler is
+        away, which whoever waits for it says."""
+        with suppress(SchedulerLostError):
+            return {offer.name for offer in self.dispatch.offers("generate", lately=LATELY)}
+        return before
 
     def machines(self) -> dict[str, tuple[str, int]]:
         """The machine of each worker that says which it is, and its cores. Raises OSError as `offers`."""

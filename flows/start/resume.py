@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from flows.config import TrainConfig
 from flows.options.reading import OptionError, differences, read_config
-from flows.options.tree import flatten, known_options, leaf_values, nest
+from flows.options.tree import flatten, known_options, leaf_values, nest, superseded
 from flows.start.defaults import with_defaults
 from flows.start.runs import UNNAMED, Run, known_run, with_secrets, without_secrets
 from flows.start.saved import saved_config
@@ -159,7 +159,10 @@ def laid_over(kind: type[C], given: Mapping[str, Any]) -> Callable[[Mapping[str,
     """What makes a configuration of saved settings and these, which are by dotted path."""
 
     def over(base: Mapping[str, Any]) -> C:
-        whole = nest({**dict(flatten(known_options(kind), base)), **given})
+        options = known_options(kind)
+        below = dict(flatten(options, base))
+        old = superseded(options, below, given)
+        whole = nest({**{path: value for path, value in below.items() if path not in old}, **given})
         return read_config(kind, file=None, overrides={}, base=whole)
 
     return over

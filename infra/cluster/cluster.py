@@ -17,6 +17,7 @@ from infra.cluster.machine import cores, detect_device
 from infra.cluster.reach import UnreachableError, connect, parse_address, reach
 from infra.cluster.role import Role, RoleNanny, logs_to, role_options, start_resource_tracker
 from infra.cluster.settings import DASK_SETTINGS, NANNY_SETTINGS
+from infra.cluster.steady import count_by_steady_clock
 from infra.home import rlvf_home
 from infra.interrupts import put_off
 from infra.security.certificates import SecurityError
@@ -175,6 +176,7 @@ def _close(one: SpecCluster | Client) -> None:
 def _joined(config: ClusterConfig, address: str, patience: float) -> Iterator[Client]:
     """A client of a running scheduler."""
     home = rlvf_home()
+    count_by_steady_clock()
     with _named(config, address):
         where = parse_address(address, home)
         _again(lambda: reach(where, home), patience)

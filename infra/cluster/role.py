@@ -22,10 +22,8 @@ from infra.cluster import pace
 from infra.cluster.fork_server import HASH_SEED, START_METHOD, can_fork, library_environment
 from infra.cluster.placement import METRIC
 from infra.cluster.settings import DEVICE_PROCESSES, MEASURED, MODELS_GB, measured_file
-from infra.cluster.steady import count_by_steady_clock
 from infra.logs import log_at
 
-count_by_steady_clock()
 logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0  # what a busy worker gets to finish its call at the end
 DASK_LOGGERS = ("distributed", "tornado")

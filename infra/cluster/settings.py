@@ -6,12 +6,15 @@ from typing import Any
 
 from infra.home import rlvf_home
 
+STEADY = "infra.cluster.steady"  # a module that Dask imports, and whose `dask_setup` it calls
 # Dask's profiler asks for the frames of all threads a hundred times a second; in Python 3.11 that can stop the process
 # for ever when a garbage collection falls into it (python/cpython#106883, dask/distributed#8616).
 WORKER_SETTINGS: Mapping[str, Any] = {
     "distributed.worker.profile.enabled": sys.version_info >= (3, 12),
     "distributed.admin.tick.interval": "500ms",  # every 20 ms is most of what an idle process takes
     "distributed.worker.http.routes": ["distributed.http.health"],  # the others need no password, and are not needed
+    "distributed.worker.preload": [STEADY],
+    "distributed.nanny.preload": [STEADY],
 }
 # For nannies in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
 # compute.
@@ -20,7 +23,7 @@ NANNY_SETTINGS: Mapping[str, Any] = {"distributed.nanny.pre-spawn-environ": {}, 
 # start.
 DASK_SETTINGS = {
     **WORKER_SETTINGS,
-    "distributed.scheduler.preload": ["infra.services.dashboard"],  # a module that Dask imports
+    "distributed.scheduler.preload": [STEADY, "infra.services.dashboard"],
     "distributed.scheduler.allowed-failures": 0,  # a worker's death is known at once, and counted by the dispatch
     "distributed.scheduler.no-workers-timeout": "60s",
     "distributed.scheduler.work-stealing": False,

@@ -57,8 +57,10 @@ class Costs:
     machine: Mapping[str, str] = field(default_factory=dict)  # that a worker shares with others
     cores: Mapping[str, float] = field(default_factory=dict)  # of a machine
     others: Mapping[str, float] = field(default_factory=dict)  # cores of a machine that other programs want
-    handing_over: float = 0.0  # seconds between an update's end and the first call of the step that waits for it
-    logging: float = 0.0  # seconds between an update's end and the next update
+    handing_over: float = (
+        0.0  # seconds of a publication: from its begin to the first call of the step that waits for it
+    )
+    logging: float = 0.0  # seconds between this begin and the next update
 
     @property
     def workers(self) -> tuple[str, ...]:

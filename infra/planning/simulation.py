@@ -2,8 +2,9 @@
 
 This is what `infra.dispatch.leases` and Dask do, in a model of a few lines: calls of an earlier step come first, leases
 are pulled, a call for the whole batch waits for all of its leases, and batch k begins when version k − staleness is
-there. Leases that are cut to what suits each worker are many small ones here, of which a worker's first in a step takes
-what a lease takes whatever its size. Workers of a machine share its cores with each other and with other programs.
+published. Versions are published one after the other, and the flow waits for the one before. Leases that are cut to
+what suits each worker are many small ones here, of which a worker's first in a step takes what a lease takes whatever
+its size. Workers of a machine share its cores with each other and with other programs.
 (ReaL judges its plans by unrolled steps too: arXiv 2406.14088, section 5.)
 """
 
@@ -76,6 +77,7 @@ class _Simulation:
         self._left: dict[tuple[int, str], int] = {}  # leases undone, by step and call
         self._arrived: Counter[tuple[int, int, int]] = Counter()  # calls done that one waits for: step, call, lease
         self._trained: list[float] = []  # when each version was there
+        self._published = 0.0  # when the newest was handed over
         self._with_lease: set[tuple[int, str, str]] = set()  # step, call, worker
         self._version: dict[tuple[str, str], int] = {}  # of what is held, by worker
         self._busy: dict[str, float] = defaultdict(float)
@@ -188,8 +190,10 @@ class _Simulation:
                 self._follow(at, call, item, now)
         if done.trains and not any(self._left[item.step, call.name] for call in self._costs.calls if call.trains):
             self._trained.append(now)
-            self._later(now + self._costs.logging, NEXT_UPDATE)
-            self._later(now + self._costs.handing_over, NEXT_STEP)
+            begun = max(now, self._published)
+            self._published = begun + self._costs.handing_over
+            self._later(begun + self._costs.logging, NEXT_UPDATE)
+            self._later(self._published, NEXT_STEP)
 
     def _follow(self, at: int, call: Work, item: _Item, now: float) -> None:
         """Queue what reads from this item, once all else that it reads is there."""

@@ -1,4 +1,4 @@
-"""Dask's preload for a scheduler with our settings: a gate before its page, and a steady clock."""
+"""Dask's preload for a scheduler with our settings: a gate before its page."""
 
 import os
 from http import HTTPStatus
@@ -8,13 +8,11 @@ from distributed import Scheduler
 from tornado import httputil
 
 from infra.cluster.settings import DASHBOARD_PORT
-from infra.cluster.steady import count_by_steady_clock
 from infra.home import rlvf_home
 from infra.security.identity import certificate_names
 from infra.services.gate import Answer, Gate
 from infra.services.passwords import auth_of
 
-count_by_steady_clock()
 HEALTH = "/health"  # says "ok" and nothing else, to whatever looks after processes, such as Kubernetes
 
 

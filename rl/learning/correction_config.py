@@ -29,6 +29,7 @@ class CorrectionConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     shorthand: ClassVar[str] = "kind"
+    by_kind: ClassVar = ("low", "high")  # what they are bounds of, so that those of another kind are left behind
 
     kind: Literal["none", "truncate", "mask", "sequence_mask", "divergence"] = Field(
         "none",
@@ -57,6 +58,10 @@ class CorrectionConfig(BaseModel):
                 raise ValueError(f"{given}: needs a kind other than none")
             return self
         low, high = self.bounds
+        if high == float("inf") and low == (high if self.kind == "divergence" else 0):
+            raise ValueError(
+                f"high: with inf {self.kind} corrects nothing; give a bound, or leave algorithm.correction out"
+            )
         if self.kind == "truncate":
             if self.low is not None:
                 raise ValueError("low: truncate cuts from above alone; leave it out")
@@ -67,7 +72,8 @@ class CorrectionConfig(BaseModel):
                 raise ValueError("low: 0 would leave out what rounding moves; give more")
             for name, bound in (("low", low), ("high", high)):
                 if 1 <= bound < float("inf"):  # a ratio's, by mistake; whoever wants none there says so
-                    raise ValueError(f"{name}: probabilities differ by less than 1; give less, such as 0.2, or inf")
+                    less = f"give less, such as {BOUNDS['divergence'][0]:g}, or inf for no bound on that side"
+                    raise ValueError(f"{name}: probabilities differ by less than 1; {less}")
         elif low >= 1 or high <= 1:
             raise ValueError(
                 f"{'low' if low >= 1 else 'high'}: on-policy tokens, of a ratio of 1, would be left out; give "

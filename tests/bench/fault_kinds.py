@@ -66,9 +66,9 @@ def await_successor(accident: Accident, name: str, address: str) -> None:
 
 
 def kill_in_checkpoint(accident: Accident) -> None:
-    """kill -9 of the trainer while half a checkpoint lies beside the others."""
-    state, (address, pid) = accident.run / "state", accident.stage.worker("t-trainer")
-    kill_when(pid, lambda: any(not each.name.isdigit() for each in state.iterdir()))
+    """kill -9 of the trainer while it writes the files of one, before they get their place in `state/`."""
+    address, pid = accident.stage.worker("t-trainer")
+    kill_when(pid, lambda: any(accident.run.glob(".scratch.*.tmp/optimizer.safetensors")))
     accident.now()
     await_successor(accident, "t-trainer", address)
 

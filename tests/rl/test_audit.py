@@ -96,6 +96,11 @@ def test_two_of_three_decide(maker: float, auditor: float, wrong: str) -> None:
     assert who_is_wrong(maker, auditor, 0.1) == wrong
 
 
+def test_of_few_tokens_a_single_odd_one_says_nothing() -> None:
+    config = AuditConfig(bound=0.02)
+    assert [config.allowed(tokens) for tokens in (1, 16, 64, 10_000)] == [1.28, 0.08, 0.02, 0.02]
+
+
 def test_metrics_are_of_each_pair_of_workers_and_of_types() -> None:
     a, b, c = Maker("a", "float32"), Maker("b", "bfloat16"), Maker("c", "bfloat16")
     audits = [Audited(a, b, 0.5, "maker"), Audited(a, c, 0.25), Audited(b, a, 0.0), Audited(c), Audited(a, b, 0.25)]

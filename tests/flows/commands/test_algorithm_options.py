@@ -91,7 +91,19 @@ def having(option: str) -> str:
         ),
         (
             "--algorithm cispo --algorithm.correction divergence --algorithm.correction.high 5",
-            "algorithm.correction: high: probabilities differ by less than 1; give less, such as 0.2, or inf",
+            "algorithm.correction: high: probabilities differ by less than 1; give less, such as 0.2, or inf for no "
+            "bound on that side",
+        ),
+        (
+            "--algorithm.correction mask --algorithm.correction.low 0 --algorithm.correction.high inf",
+            "algorithm.correction: high: with inf mask corrects nothing; give a bound, or leave algorithm.correction "
+            "out",
+        ),
+        (
+            "--algorithm cispo --algorithm.correction divergence --algorithm.correction.low inf "
+            "--algorithm.correction.high inf",
+            "algorithm.correction: high: with inf divergence corrects nothing; give a bound, or leave "
+            "algorithm.correction out",
         ),
         (
             "--algorithm.correction truncate --algorithm.correction.low 0.5",

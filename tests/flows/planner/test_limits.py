@@ -75,8 +75,10 @@ SHARED = {"jetson": Machine("home", 2), "trainer": Machine("home", 2)}
          "the trainer waits 75% of the time for verdicts; one more verifier like judge would make steps", 2.0),
         (Lived(4.0, {"jetson": (8, 0.125)}, weights=3.0), 1,
          "generators wait 68% of the time for weights; a connection twice as fast would make steps", 4 / 2.5),
-        (Lived(4.0, {"jetson": (8, 0.125)}, publish=6.0), 1,
-         "the trainer waits 75% of the time for weights; a connection twice as fast would make steps", 8 / 5),
+        (Lived(6.0, {"jetson": (8, 0.125)}, publish=6.0), 1,
+         "the trainer waits 83% of the time for weights; a connection twice as fast would make steps", 2.0),
+        (Lived(6.0, {"jetson": (8, 0.625)}, train=3.0, publish=6.0), 2,
+         "the trainer waits 50% of the time for weights; a connection twice as fast would make steps", 6 / 5),
         (Lived(4.0, {"jetson": (8, 0.25)}, train=2.0), 0,
          "generation and training take turns (staleness 0), and the trainer waits 50% of the time; staleness 1 would "
          "make steps", 2.0),
@@ -94,6 +96,39 @@ def test_it_is_what_a_person_would_say(run: Lived, staleness: int, words: str, g
     times = re.match(r" ([\d.]+) times faster", said.removeprefix(words))
     assert times is not None, said
     assert float(times[1]) == pytest.approx(gain, rel=NEAR)
+
+
+def after(earlier: Lived, later: Lived) -> Limit | None:
+    """What limits a run that was like `earlier` and is like `later`."""
+    began = earlier.seconds * earlier.steps
+    moved = [replace(span, start=span.start + began, end=span.end + began) for span in later.spans()]
+    figures = {name: each + later.figures[name] for name, each in earlier.figures.items()}
+    spans = sorted([*earlier.spans(), *moved], key=lambda span: span.end)
+    return limit_of_steps(GRAPH, 1, spans, figures, {}, cut=False)
+
+
+ALONE, BOTH = Lived(4.0, {"jetson": (8, 0.5)}), Lived(2.0, {"jetson": (4, 0.5), "old": (4, 0.5)})
+
+
+@pytest.mark.parametrize("before", [5, 25, 40])
+def test_of_generators_that_come_and_go_it_is_of_those_that_are_there(before: int) -> None:
+    left = after(replace(BOTH, steps=before), replace(ALONE, steps=10))
+    assert left is not None
+    assert (left.places["generate"], left.found.seconds) == (("jetson",), pytest.approx(4, rel=NEAR))
+    assert left.words().startswith("the trainer waits 75% of the time for rollouts; one more generator like jetson")
+    joined = after(replace(ALONE, steps=before), replace(BOTH, steps=10))
+    assert joined is not None
+    assert (joined.places["generate"], joined.found.seconds) == (("jetson", "old"), pytest.approx(2, rel=NEAR))
+    assert after(replace(ALONE, steps=before), replace(BOTH, steps=STEPS - 1)) is None
+
+
+def test_a_generator_that_has_few_leases_has_not_left() -> None:
+    quick = Lived(2.0, {"jetson": (4, 0.5)}, steps=60)
+    seldom = [Span("old", "generate", BEGAN + at, BEGAN + at + 9.9) for at in range(0, 110, 10)]
+    spans = sorted([*quick.spans(), *seldom], key=lambda span: span.end)
+    found = limit_of_steps(GRAPH, 1, spans, quick.figures, {}, cut=False)
+    assert found is not None
+    assert found.places["generate"] == ("jetson", "old")
 
 
 def test_what_else_would_do_is_said_beside_it() -> None:

@@ -91,9 +91,24 @@ def test_generators_sample_at_most_all_of_a_step_and_no_second_is_lost_or_counte
     draw, time = random.Random(0), StepTime()
     leases = [[Span("g", "generate", 0.0, draw.uniform(0, 9), loading=0.5)] * draw.randrange(4) for _ in range(200)]
     steps = [draw.uniform(0.5, 9) for _ in leases] + [99.0] * 20
-    shares = [time.sampling(spans, room) for spans, room in zip([*leases, *([[]] * 20)], steps, strict=True)]
+    shares = [time.sampling(spans, room, {"g"}) for spans, room in zip([*leases, *([[]] * 20)], steps, strict=True)]
     assert max(shares) <= 1
     assert min(shares) == 0
     counted = sum(share * room for share, room in zip(shares, steps, strict=True))
     assert counted == pytest.approx(sum(span.end - 0.5 for spans in leases for span in spans))
-    assert time.sampling([Span("g", "generate", 0, 9, lost=True), Span("g", "evaluate", 0, 9)], 1) == 0
+    assert time.sampling([Span("g", "generate", 0, 9, lost=True), Span("g", "evaluate", 0, 9)], 1, {"g"}) == 0
+
+
+def test_generators_that_join_and_leave_count_while_they_are_there() -> None:
+    def sampled(there: int, back: int, share: float, time: StepTime) -> float:
+        spans = [Span(f"g{at}", "generate", 0.0, 10 * share) for at in range(back)]
+        return time.sampling(spans, 10.0, {f"g{at}" for at in range(there)})
+
+    joined = StepTime()
+    assert [sampled(there, there, 0.5, joined) for there in (1, 4, 4, 4, 1, 1)] == [0.5] * 6
+    left = StepTime()
+    assert [sampled(there, back, 1.0, left) for there, back in ((4, 4), (1, 4), (1, 1), (0, 0))] == [1, 1, 1, 0]
+    idle = StepTime()
+    assert sampled(2, 1, 1.0, idle) == 0.5
+    long = [idle.sampling([Span("g0", "generate", 0.0, 30.0)], 10.0, {"g0"}), idle.sampling([], 10.0, {"g1"})]
+    assert long == [1, 0]  # what is left of a lease leaves with its generator

@@ -1,15 +1,16 @@
 """Runs that go on with the changes that Prefect sends: a few from its API, all that it shows from its form."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.config import TrainConfig
-from flows.options.reading import OptionError
+from flows.options.reading import OptionError, read_config
 from flows.start.defaults import with_defaults
-from flows.start.resume import resume_with
-from flows.start.runs import Run
+from flows.start.resume import resume_run, resume_with
+from flows.start.runs import Run, with_secrets
 from infra.runs.checkpoints import NotARun
 from infra.storage import store
 
@@ -58,6 +59,51 @@ def test_what_is_not_given_is_as_saved(saved: Run) -> None:
     assert gone_on(saved, policy, form=False)[0].policy.device == "cpu"
     served = {"policy": {"engine": "http://127.0.0.1:8000"}}
     assert gone_on(saved, served, form=False)[0].policy.engine == "http://127.0.0.1:8000"
+
+
+def with_correction(home: Path, **correction: Any) -> Run:
+    algorithm = {"name": "cispo", "correction": correction}
+    asked = TrainConfig.model_validate({"run": "mine", "steps": 2, "staleness": 4, "algorithm": algorithm})
+    run = Run(str(home / "runs" / "mine"), with_defaults(asked)[0], resumed=False)
+    run.save_config()
+    return run
+
+
+def typed(saved: Run, **options: str) -> TrainConfig:
+    """What `rlvf train --resume` makes of options whose dots are written as two underscores."""
+    overrides = {name.replace("__", "."): value for name, value in options.items()}
+    return resume_run("mine", str(Path(saved.uri).parent), None, overrides).config
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "bounds"),
+    [
+        ({"kind": "sequence_mask", "low": 0.9, "high": 1.1}, "mask", (0.5, 5.0)),
+        ({"kind": "mask", "low": 0.2, "high": 4}, "divergence", (0.2, 0.2)),
+        ({"kind": "divergence", "low": 0.1}, "none", (0.0, math.inf)),
+        ({"kind": "mask", "low": 0.2, "high": 4}, "mask", (0.2, 4.0)),
+    ],
+)
+def test_another_correction_leaves_the_bounds_of_the_one_before_behind(
+    home_folder: Path, was: dict[str, Any], now: str, bounds: tuple[float, float]
+) -> None:
+    saved = with_correction(home_folder, **was)
+    assert typed(saved, algorithm__correction=now).algorithm.correction.bounds == bounds
+    sent = {"algorithm": {"correction": {"kind": now}}}
+    assert gone_on(saved, sent, form=False)[0].algorithm.correction.bounds == bounds
+    if now == "divergence":
+        given = typed(saved, algorithm__correction=now, algorithm__correction__high="0.3")
+        assert given.algorithm.correction.bounds == (0.2, 0.3)
+
+
+def test_an_infinite_bound_is_kept(home_folder: Path) -> None:
+    saved = with_correction(home_folder, kind="divergence", low=math.inf, high=0.3)
+    for config in (with_secrets(saved.config), typed(saved), typed(saved, steps="3"), gone_on(saved, {"steps": 3})[0]):
+        assert config.algorithm.correction.bounds == (math.inf, 0.3)
+    for name, option in (("cispo", "weight_cap"), ("reinforce", "ratio_cap"), ("dapo", "clip_high")):
+        overrides = {"algorithm": name, f"algorithm.{option}": "inf"}
+        config = with_secrets(read_config(TrainConfig, file=None, overrides=overrides))
+        assert getattr(config.algorithm.built_in(), option) == math.inf
 
 
 def test_a_form_that_sends_the_defaults_it_shows_changes_nothing_by_them(saved: Run) -> None:

@@ -1,6 +1,9 @@
 """A machine whose clock is set back while it works, by an hour: what is to come every few milliseconds comes."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +15,9 @@ from tornado.ioloop import IOLoop, PeriodicCallback
 
 from infra.cluster.cluster import cluster
 from infra.cluster.cluster_config import ClusterConfig
+from infra.cluster.settings import dask_environment
 from infra.cluster.steady import count_by_steady_clock
+from tests.conftest import StartScheduler
 
 HOUR = 3600.0
 
@@ -73,8 +78,9 @@ def test_messages_go_on(set_back: Callable[[], None]) -> None:
     assert asyncio.run(sent()) == ["before", "after"]
 
 
-@pytest.mark.slow
-def test_workers_count_by_it(tmp_path: Path) -> None:
+def by_what() -> Callable[[], tuple[str, bool]]:
+    """A function for processes that do not have this file: by what they count, and whether their loop does so too."""
+
     def told() -> tuple[str, bool]:
         from distributed import batched
         from tornado.ioloop import IOLoop
@@ -82,8 +88,33 @@ def test_workers_count_by_it(tmp_path: Path) -> None:
         clock = vars(batched)["time"]
         return f"{clock.__module__}.{clock.__name__}", abs(IOLoop.current().time() - clock()) < 1
 
+    return told
+
+
+STEADY = {("infra.cluster.steady.steady", True)}
+
+
+@pytest.mark.slow
+def test_a_cluster_of_ours_counts_by_it(tmp_path: Path) -> None:
     client: Client
     with cluster(ClusterConfig(generators=1, threads=1, device="cpu"), log_dir=tmp_path) as client:
-        found = [*client.run(told).values(), client.run_on_scheduler(told)]  # type: ignore[no-untyped-call]
-    assert len(found) > 1
-    assert set(found) == {("infra.cluster.steady.steady", True)}
+        found = [*client.run(by_what()).values(), client.run_on_scheduler(by_what())]  # type: ignore[no-untyped-call]
+    assert len(found) > 1, found
+    assert set(found) == STEADY, found
+
+
+@pytest.mark.slow
+def test_dask_s_own_commands_count_by_it_with_our_settings(start_scheduler: StartScheduler, tmp_path: Path) -> None:
+    scheduler = start_scheduler()
+    options = ["--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--local-directory", str(tmp_path)]
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler.address, *options]
+    worker = subprocess.Popen(command, env=os.environ | dask_environment(), stderr=subprocess.DEVNULL)
+    try:
+        with Client(scheduler.address, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+            client.wait_for_workers(1, timeout=60)  # type: ignore[no-untyped-call]
+            found = [*client.run(by_what()).values(), client.run_on_scheduler(by_what())]  # type: ignore[no-untyped-call]
+    finally:
+        worker.terminate()
+        worker.wait(30)
+    assert len(found) == 2
+    assert set(found) == STEADY, found

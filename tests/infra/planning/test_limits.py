@@ -30,7 +30,9 @@ def everywhere(costs: Costs) -> Places:
         (step({"g": 1.0}, {"v": 4.0}, {"t": 1.0}), 1, "worker", "verify", "v", 2.0),
         (step({"g": 1.0}, {"v": 0.1}, {"t": 4.0}), 1, "trainer", "train", "t", 2.0),
         (step({"g": 1.0}, {"v": 0.1}, {"t": 1.0}, fetching={("actor", "g"): 3.0}), 1, "link", "", "", 4 / 2.5),
-        (step({"g": 1.0}, {"v": 0.1}, {"t": 1.0}, handing_over=6.0), 1, "link", "", "", 8.1 / 5.1),
+        (step({"g": 1.0}, {"v": 0.1}, {"t": 1.0}, handing_over=6.0), 1, "link", "", "", 2.0),
+        (step({"g": 1.0}, {"v": 0.1}, {"t": 1.0}, handing_over=6.0), 4, "link", "", "", 2.0),
+        (step({"g": 4.0}, {"v": 0.1}, {"t": 4.0}, handing_over=10.0), 1, "link", "", "", 10 / 6.55),
         (step({"g": 2.0}, {"v": 0.01}, {"t": 2.0}), 0, "staleness", "", "", 2.0),
         (step({"g": 6.0}, {"v": 0.01}, {"t": 1.0}), 0, "worker", "generate", "g", 7 / 4),
         (step({"w": 2.0}, {"v": 0.01}, {"w": 2.0}), 1, "worker", "generate", "w", 2.0),  # w trains alone

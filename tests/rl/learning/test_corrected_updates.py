@@ -116,13 +116,14 @@ def test_on_policy_no_bit_differs(name: str, options: dict[str, Any], make_polic
 
 
 @pytest.mark.parametrize("kind", MASKS)
-def test_without_bounds_no_bit_differs_however_far_the_policy_has_moved(
+def test_with_bounds_that_nothing_reaches_no_bit_differs_however_far_the_policy_has_moved(
     kind: str, make_policy: Make, drawn: Drawn
 ) -> None:
     batch = off_policy(drawn(make_policy(eager=4.0)), 1.0)
     learners = [Learner(make_policy(eager=4.0), PLAIN) for _ in range(2)]
-    unbounded = CorrectionConfig(kind=kind, low=math.inf if kind == "divergence" else 0, high=math.inf)  # type: ignore[arg-type]
-    for learner, correction in zip(learners, (CorrectionConfig(), unbounded), strict=True):
+    low, high = (math.inf, 0.9999) if kind == "divergence" else (0, 1e30)
+    wide = CorrectionConfig(kind=kind, low=low, high=high)  # type: ignore[arg-type]
+    for learner, correction in zip(learners, (CorrectionConfig(), wide), strict=True):
         learner.update(batch, AlgorithmSpec(name="cispo", correction=correction), 1.0)
     assert identical(*map(weights, learners))
     assert learners[1].learned is not None
