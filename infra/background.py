@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from queue import Full, Queue
 from types import TracebackType
@@ -53,9 +54,10 @@ class Background:
 
     def wait(self) -> None:
         """Waits until the jobs queued so far are done, but not for ever."""
-        done = threading.Event()
-        self.submit("waiting", done.set)
-        done.wait(self._end_seconds)
+        done, until = threading.Event(), time.monotonic() + self._end_seconds
+        with suppress(Full):
+            self._jobs.put(("waiting", done.set), timeout=self._end_seconds)
+            done.wait(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
         while (given := self._jobs.get()) is not None:

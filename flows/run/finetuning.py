@@ -104,9 +104,7 @@ class Finetuning(Entered):
                 limit = f"max_tokens {config.max_tokens}, or where the model reaches no more"
                 workplace.display.say(f"{cut} completions are cut at {limit}")
             params = {"method": config.method, **config.model_dump(mode="json")}
-            self._tracker = tracker = stack.enter_context(
-                tracker_of(run, workplace.home, examples.name, params, hold.check)
-            )
+            self._tracker = tracker = stack.enter_context(tracker_of(run, workplace, examples.name, params, hold.check))
             run.save(examples)
             remember(run)
             sizes = {examples.name: len(examples.held_out)} if examples.held_out else {}

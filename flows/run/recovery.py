@@ -18,7 +18,8 @@ from flows.run.workplace import IMPORTS, Workplace, present
 from infra.cluster.cluster import ClusterError, cluster
 from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
 from infra.cluster.placement import PlacementError, check_placement
-from infra.dispatch.calls import SchedulerLostError, is_lost, poisoned
+from infra.dispatch.calls import SchedulerLostError, is_lost
+from infra.dispatch.deaths import poisoned
 
 PATIENCE_SECONDS = 900.0  # what a machine needs to be started again by somebody who saw it
 POLL_SECONDS = 1.0
@@ -83,7 +84,7 @@ def with_recovery(
             except TrainerLost as error:
                 lost, at = (lost + 1, at) if progress.step == at else (1, progress.step)
                 if lost >= now.dispatch.attempts:
-                    raise poisoned("train", lost) from error
+                    raise poisoned("train", {"the trainer": lost}) from error
                 workplace.display.say(f"{error}; going on from what is saved")
                 client = now.dispatch.client
             except Exception as error:

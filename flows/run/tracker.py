@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from flows.run.bookkeeping import Kept
+from flows.run.workplace import Workplace
 from flows.start.runs import local_folder
 from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
 from infra.runs.record import METRICS
@@ -14,9 +14,10 @@ from infra.runs.tracking import Tracker
 
 @contextmanager
 def tracker_of(
-    run: Kept, home: Path, experiment: str, params: Mapping[str, Any], check: Callable[[], None]
+    run: Kept, workplace: Workplace, experiment: str, params: Mapping[str, Any], check: Callable[[], None]
 ) -> Iterator[Tracker]:
     """Its metrics, and its MLflow run. ``check`` raises once the run is another's."""
+    home = workplace.home
     with Tracker(
         run.tracking,
         home=home,
@@ -27,6 +28,7 @@ def tracker_of(
         params=params,
         local=local_folder(run.uri, home) / METRICS,
         check=check,
+        is_over=lambda: workplace.dispatch.stopped,
     ) as tracker:
         save_mlflow_run(run.uri, tracker.run_id)  # for a start after one that is killed from here on
         yield tracker

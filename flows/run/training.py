@@ -117,9 +117,8 @@ class Training:
             (bring_record if self.run.resumed else begin_record)(self.run.uri, self._folder)
             self._signals = stack.enter_context(answered_by(self._stop))
             self._check_policy()  # with the training lock: the trainer may have been another run's until now
-            settings = self.config.model_dump(mode="json")
-            tracking = tracker_of(self.run, self.workplace.home, self.problems.name, settings, self._hold.check)
-            self.tracker = stack.enter_context(tracking)
+            known = self.problems.name, self.config.model_dump(mode="json")
+            self.tracker = stack.enter_context(tracker_of(self.run, self.workplace, *known, self._hold.check))
             if not self.run.resumed:
                 save_problems(self.run.uri, self.problems)  # before it exists: no run of this version is without
             else:
@@ -151,11 +150,12 @@ class Training:
             self._hold.check()
         except Lost as lost:  # and whatever the work raised is because of it
             kind, error = type(lost), lost
-        # who takes a run over marks its flow run as crashed, which looks like a cancellation from here
-        stopped = bool(self._signals) or (self._cancelled.is_set() and not isinstance(error, Lost))
-        if stopped:  # what the work raised because of it is not why the run ends
-            kind, error = KeyboardInterrupt, KeyboardInterrupt()
-        self._stack.__exit__(kind, error, trace)  # a signal takes effect here
+        finally:  # also where a second signal has broken off a question to a scheduler that hangs
+            # who takes a run over marks its flow run as crashed, which looks like a cancellation from here
+            stopped = bool(self._signals) or (self._cancelled.is_set() and not isinstance(error, Lost))
+            if stopped:  # what the work raised because of it is not why the run ends
+                kind, error = KeyboardInterrupt, KeyboardInterrupt()
+            self._stack.__exit__(kind, error, trace)  # a signal takes effect here
         if isinstance(error, Lost):
             raise error
         if stopped:

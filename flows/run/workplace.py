@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from flows.run.display import Display
 from infra.cluster.cluster import begins, cluster
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.placement import PlacementConfig, check_placement, check_sources, offers
+from infra.cluster.placement import ANSWER_SECONDS, PlacementConfig, check_placement, check_sources, offers
 from infra.cluster.training_lock import TrainingLocks
 from infra.dispatch.calls import SchedulerLostError
 from infra.dispatch.dispatch import Dispatch
-from infra.dispatch.watch import ANSWER_SECONDS
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.interrupts import put_off
 from infra.services.settled import import_prefect

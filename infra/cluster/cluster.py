@@ -94,12 +94,12 @@ def cluster(
     """A client of `config.scheduler`, or of a cluster that lives as long as the context.
 
     A local worker that dies is restarted under its name and with its tags; a call that it ran fails at once with
-    `KilledWorker`. `preload` names the modules that the workers of a role tag import before their first call. The
-    processes log to files in `log_dir`, or to the terminal if there is none.
+    `KilledWorker`. `preload` names the modules that the workers of a role tag import before their first call. Those
+    processes, and Dask in this one, log to files in `log_dir`, or to the terminal if there is none.
     Raises `ClusterError` when `config.scheduler` has not answered in `patience` seconds.
     """
     if (address := joined_scheduler(config)) is not None:
-        with _joined(config, address, patience) as client:
+        with _logs(log_dir), _joined(config, address, patience) as client:
             yield client
         return
     with local_cluster(config, temporary_security(), log_dir=log_dir, preload=preload) as client:
@@ -122,9 +122,7 @@ def local_cluster(
     """
     encrypted = bool(security.require_encryption)
     with ExitStack() as stack:
-        if log_dir is not None:
-            log_dir.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(logs_to(log_dir / "dask.log"))
+        stack.enter_context(_logs(log_dir))
         stack.enter_context(_environment_kept())
         stack.enter_context(
             dask.config.set(
@@ -161,6 +159,17 @@ def local_cluster(
             client = Client(local, set_as_default=False)  # type: ignore[no-untyped-call]
             stack.callback(_close, client)
         yield client
+
+
+@contextmanager
+def _logs(log_dir: Path | None) -> Iterator[None]:
+    """What Dask logs in this process goes to a file, if there is a folder for it."""
+    if log_dir is None:
+        yield
+        return
+    log_dir.mkdir(parents=True, exist_ok=True)
+    with logs_to(log_dir / "dask.log"):
+        yield
 
 
 def _close(one: SpecCluster | Client) -> None:

@@ -4,9 +4,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from infra.cluster.placement import Offer, PlacementConfig
+from infra.cluster.placement import ANSWER_SECONDS, Offer, PlacementConfig
 from infra.cluster.source import source_digest
 
 if TYPE_CHECKING:
@@ -166,9 +166,11 @@ class Exclusions:
 
 def announce(client: "Client", run: str, reasons: Mapping[str, str]) -> None:
     """Tell the scheduler, for `rlvf status`, which workers get nothing in a run, and why, by their addresses."""
-    with suppress(OSError):  # it is gone, and all addresses with it
+    told: Any = client.scheduler
+    with suppress(OSError):  # it is gone, and all addresses with it, or hangs
         if client.status == "running":
-            client.set_metadata(EXCLUDED, {"run": run, "workers": dict(reasons)})  # type: ignore[no-untyped-call]
+            value = {"run": run, "workers": dict(reasons)}
+            client.sync(told.set_metadata, keys=EXCLUDED, value=value, callback_timeout=ANSWER_SECONDS)  # type: ignore[no-untyped-call]
 
 
 def _words(error: Exception) -> str:

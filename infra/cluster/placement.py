@@ -1,7 +1,7 @@
 """Where each call may run: the Dask resource tags it needs, and what the workers offer."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 DEVICES = ("CUDA", "MPS", "CPU")
 ROLES = ("GENERATOR", "TRAINER", "VERIFIER", "REFERENCE", "CRITIC")
 METRIC = "rlvf"  # the metric in which our workers describe themselves: see `infra.cluster.pace`
-ANSWER_SECONDS = 10.0  # for a worker to say which source it runs
+ANSWER_SECONDS = 5.0  # for the scheduler, where something can be done without its answer
+SOURCE_SECONDS = 10.0  # for a worker to say which source it runs
 LOCAL = ("GENERATOR", "VERIFIER", "REFERENCE", "CRITIC")  # roles of which `cluster` says how many a local cluster has
 WORKER = "worker:"  # before the name of a worker, in place of a tag
 LEAVING = "closing_gracefully"  # the status of a worker that was asked to leave
@@ -118,14 +119,27 @@ class Offer:
         return all(self.resources.get(tag, 0) >= 1 for tag in tags if tag not in named)
 
 
-def offers(client: "Client", seconds: float | None = None, *, leaving: bool = False) -> list[Offer]:
+def offers(
+    client: "Client",
+    seconds: float | None = None,
+    *,
+    leaving: bool = False,
+    given_up: Callable[[], bool] = lambda: False,
+) -> list[Offer]:
     """The running workers, asked of the scheduler, and those that are `leaving` if they are asked for. Raises `OSError`
-    when it does not answer, in `seconds` if given."""
-    # Not client.scheduler_info(): it returns a field of the client that a periodic callback overwrites without workers.
-    scheduler: Any = client.scheduler
-    if scheduler is None or client.status not in ("running", "connecting"):
-        raise OSError(f"the Dask client is {client.status}")
-    known: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1, callback_timeout=seconds)  # type: ignore[no-untyped-call]
+    when it does not answer, in `seconds` if given, else before this is `given_up`."""
+    known: dict[str, Any] | None = None
+    while known is None:
+        # Not client.scheduler_info(): it returns a field of the client that a periodic callback overwrites without
+        # workers.
+        scheduler: Any = client.scheduler
+        if scheduler is None or client.status not in ("running", "connecting"):
+            raise OSError(f"the Dask client is {client.status}")
+        try:
+            known = client.sync(scheduler.identity, n_workers=-1, callback_timeout=seconds or ANSWER_SECONDS)  # type: ignore[no-untyped-call]
+        except TimeoutError:
+            if seconds is not None or given_up():
+                raise
     there = ("running", LEAVING) if leaving else ("running",)
     return [_offer(at, worker) for at, worker in known["workers"].items() if worker["status"] in there]
 
@@ -180,7 +194,7 @@ def _asked(client: "Client", address: str) -> str:
         return client.run(source_digest, workers=[address], on_error="return", asynchronous=True)
 
     try:
-        answer = client.sync(ask, callback_timeout=ANSWER_SECONDS)[address]  # type: ignore[no-untyped-call]
+        answer = client.sync(ask, callback_timeout=SOURCE_SECONDS)[address]  # type: ignore[no-untyped-call]
     except (TimeoutError, KeyError):  # stopped, or gone meanwhile
         return ""
     return answer if isinstance(answer, str) else "" if isinstance(answer, OSError) else UNKNOWN

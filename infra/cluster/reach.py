@@ -105,6 +105,8 @@ def reach(address: SchedulerAddress, home: Path, seconds: float = SECONDS) -> st
             f"refuses plain connections; write tls://…:{address.port}, with certificates (`rlvf worker --bundle FILE`)"
         )
         raise UnreachableError(str(address), why)
+    if greeting is None:
+        raise _silent(address, seconds)
     raise UnreachableError(str(address), "hung up at once; is it a Dask scheduler?", may_come_back=True)
 
 
@@ -113,14 +115,15 @@ def _silent(address: SchedulerAddress, seconds: float) -> UnreachableError:
     return UnreachableError(str(address), why, may_come_back=True)
 
 
-def _greeting(plain: socket.socket, context: ssl.SSLContext | None, seconds: float) -> bytes:
-    """The first byte of a Dask server's greeting. Under TLS 1.3 a refused certificate shows only here."""
+def _greeting(plain: socket.socket, context: ssl.SSLContext | None, seconds: float) -> bytes | None:
+    """The first byte of a Dask server's greeting; None where it says nothing. Under TLS 1.3 a refused certificate shows
+    only here."""
     if context is None:
         plain.settimeout(min(seconds, 2.0))  # a TLS server waits for its client
         try:
             return plain.recv(1)
         except TimeoutError:
-            return b""
+            return None
     with context.wrap_socket(plain) as secure:
         return secure.recv(1)
 

@@ -4,7 +4,7 @@ sets it."""
 
 import time
 
-from distributed import batched, semaphore
+from distributed import batched, scheduler, semaphore
 from tornado.ioloop import IOLoop
 
 _BEGAN = time.time() - time.monotonic()  # so that it goes on from the time of day for a loop that runs already
@@ -21,12 +21,13 @@ def dask_setup(_: object) -> None:
 
 
 def count_by_steady_clock() -> None:
-    """Have all event loops of this process, the messages of its workers and its scheduler's locks count seconds by a
-    clock that is never set, and that stands still while the machine sleeps.
+    """Have all event loops of this process, the messages of its workers, its scheduler and that one's locks count
+    seconds by a clock that is never set, and that stands still while the machine sleeps.
 
     Set back by an hour, a worker would send no sign of life for an hour, and no result either if it had sent something
-    in the last milliseconds; a jump of more than 30 s would take a lock from an owner in good health.
+    in the last milliseconds; a jump of more than 30 s would take a lock from an owner in good health, one of 60 s
+    the workers from the cluster.
     """
     IOLoop.time = lambda _: steady()  # type: ignore[method-assign, assignment]
-    for module in (batched, semaphore):
+    for module in (batched, scheduler, semaphore):
         vars(module)["time"] = steady  # the name by which these call their clock

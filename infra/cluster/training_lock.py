@@ -7,6 +7,7 @@ from typing import Any
 
 from distributed import Client, Lock
 
+from infra.cluster.placement import ANSWER_SECONDS
 from infra.process_identity import ProcessIdentity, read_identity
 
 TRAINING = ["rlvf", "training"]  # the scheduler's metadata: the run that trains, and how many have before it
@@ -36,9 +37,9 @@ class TrainingLock:
         now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # goes on in a machine's sleep
         if now - self._sure > SURE_SECONDS and self._client.status == "running":
             try:
-                owner = _owner(self._client)
+                owner = _owner(self._client, ANSWER_SECONDS)
             except OSError:
-                return  # the scheduler is gone, and with it whatever could be done there
+                return  # the scheduler is gone, or hangs, and with it whatever could be done there
             if owner["epoch"] > self._epoch:
                 raise TrainingLockLostError(
                     f"{self._name} gave no sign for so long that {owner['name'] or 'another run'} got the cluster; "
@@ -143,8 +144,8 @@ def training_lock(
         yield mine
     finally:
         lock.refresh_leases = False  # whatever keeps it from being released
-        with suppress(OSError):  # it has gone just now
-            if client.status == "running" and _name(client) == name_of_lock:
+        with suppress(OSError):  # it has gone just now, or hangs
+            if client.status == "running" and _name(client, ANSWER_SECONDS) == name_of_lock:
                 with suppress(TrainingLockLostError):  # what the scheduler knows is the next one's
                     mine.check()
                     mine.end()
@@ -204,14 +205,16 @@ def training(client: Client) -> str | None:
     return None if name is None else str(name)
 
 
-def _name(client: Client) -> str:
+def _name(client: Client, seconds: float | None = None) -> str:
     """The lock's name, with the scheduler's id in it: an owner that has not noticed the death of a scheduler renews its
-    lease at the next one, which would take the lock for held."""
+    lease at the next one, which would take the lock for held. Raises OSError without an answer in so many seconds."""
     assert client.scheduler is not None
-    identity = client.sync(client.scheduler.identity, n_workers=0)  # type: ignore[no-untyped-call]
+    identity = client.sync(client.scheduler.identity, n_workers=0, callback_timeout=seconds)  # type: ignore[no-untyped-call]
     return f"rlvf training {identity['id']}"
 
 
-def _owner(client: Client) -> dict[str, Any]:
-    found = client.get_metadata(TRAINING, default=None)  # type: ignore[no-untyped-call]
+def _owner(client: Client, seconds: float | None = None) -> dict[str, Any]:
+    """Raises OSError without an answer in so many seconds."""
+    asked: Any = client.scheduler
+    found = client.sync(asked.get_metadata, keys=TRAINING, default=None, callback_timeout=seconds)  # type: ignore[no-untyped-call]
     return {"name": None, "epoch": 0, "client": "", "process": "", "lease": None, **(found or {})}

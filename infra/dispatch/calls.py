@@ -51,14 +51,6 @@ class PoisonedCallError(DispatchError):
     """A call whose worker died each time it ran."""
 
 
-def poisoned(call: str, deaths: int) -> PoisonedCallError:
-    """The error for a call that so many workers died in."""
-    return PoisonedCallError(
-        f"{call}: {deaths} workers died while they ran the same call; it is not tried again "
-        "(out of memory? see the log of the worker)"
-    )
-
-
 class TakeoverError(DispatchError):
     """A call that only one worker may run at a time would have to go to another one. The first may go on at any moment:
     before the call is made elsewhere, what the first still writes must be refused."""
@@ -287,8 +279,10 @@ class Calls:
         if lately and now - asked <= max(lately, poll_seconds(len(there))):
             return there
         try:
-            there = offers(self.client, seconds, leaving=True)
+            there = offers(self.client, seconds, leaving=True, given_up=lambda: self.stopped)
         except OSError as error:
+            if self.stopped:
+                raise DispatchStoppedError("the question which workers are there") from error
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
         if now > self._seen[0] and not self.stopped:  # else another thread has asked since
             self._seen = now, there

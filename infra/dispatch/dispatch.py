@@ -7,6 +7,7 @@ call may run twice as well: Dask computes a result anew when its worker dies bef
 import concurrent.futures
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -16,21 +17,14 @@ from distributed import Client, Future, secede
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
-from infra.cluster.placement import ALONE, Offer, PlacementConfig
+from infra.cluster.placement import ALONE, ANSWER_SECONDS, Offer, PlacementConfig
 from infra.cluster.timeline import Measured, Span
-from infra.dispatch.calls import (
-    Calls,
-    DispatchStoppedError,
-    SchedulerLostError,
-    TakeoverError,
-    nobody_listens,
-    poisoned,
-    work_of,
-)
+from infra.dispatch.calls import Calls, DispatchStoppedError, SchedulerLostError, TakeoverError, nobody_listens, work_of
+from infra.dispatch.deaths import poisoned
 from infra.dispatch.lease_batch import Cuts, LeaseBatch
 from infra.dispatch.leases import LeaseQueue
 from infra.dispatch.signs import Signs
-from infra.dispatch.watch import ANSWER_SECONDS, Watch
+from infra.dispatch.watch import Watch
 from infra.errors import mark_worker
 
 T = TypeVar("T")
@@ -108,7 +102,8 @@ class Dispatch(Calls):
             ((_, result),) = self.lease(call, function, [args])
             return result
         name = background or call
-        for _ in range(self.attempts):
+        died: Counter[str] = Counter()  # by worker's name
+        while died.total() < self.attempts:
             self.going.wait()
             worker = self._worker_for(call)
             future = self.submit(call, function, *args, worker=worker.address, background=background)
@@ -129,8 +124,9 @@ class Dispatch(Calls):
                 self.timeline.add(back.span(name, time.time()))
                 return back.result
             self.count(name)
+            died[worker.name] += 1
             self.timeline.add(Span(worker.name, name, since, time.time(), lost=True))
-        raise poisoned(name, self.attempts)
+        raise poisoned(name, died)
 
     def _result(
         self, future: Future[Measured[T]], call: str, name: str, worker: Offer, work: str

@@ -14,8 +14,9 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.cluster.placement import Offer
 from infra.cluster.timeline import Measured, Span
-from infra.dispatch.calls import Calls, DispatchError, DispatchStoppedError, poisoned
+from infra.dispatch.calls import Calls, DispatchError, DispatchStoppedError
 from infra.dispatch.crew import Crew
+from infra.dispatch.deaths import poisoned
 from infra.dispatch.handed_out import HandedOut
 from infra.dispatch.items import Assignment
 from infra.dispatch.lease_batch import LeaseBatch
@@ -31,8 +32,7 @@ class LeaseQueue:
     there are any; other threads reach it by events."""
 
     def __init__(self, calls: Calls, call: str, *, attempts: int, patience: float, late_after: float) -> None:
-        """`attempts`: deaths on the same item before it is given up; `patience`: seconds without a capable worker;
-        `late_after`: see Schedule."""
+        """`attempts`: deaths on an item that end it; `patience`: without a worker; `late_after`: of Schedule."""
         self._calls = calls
         self._call = call
         self._attempts = attempts
@@ -193,8 +193,8 @@ class LeaseQueue:
         """The function raised `error`. Another worker tries the item, if there is one: it may be this worker's fault.
         What two workers raise ends the batch, and so does at once an error that its caller acts upon (`at_once`)."""
         self._drop(assigned)
-        if not self._schedule.wants(assigned):  # another has done it
-            self._schedule.done(assigned)
+        if not self._schedule.wants(assigned):
+            self._schedule.done(assigned)  # another has done it
             return
         mark_worker(error, out.worker.name)
         self._schedule.give_back(assigned)
@@ -237,6 +237,7 @@ class LeaseQueue:
             return
         self._handed_out = now
         self._schedule.lateness.patience = self._calls.took.patience
+        self._schedule.deaths.look(workers)
         for assigned in self._schedule.hand_out(list(workers), now, self._calls.silent, quiet):
             if (batch := self._batches.get(assigned.item.batch)) is None:
                 continue  # it was given up for the assignment before
@@ -272,18 +273,17 @@ class LeaseQueue:
         self._calls.say(f"{out.worker.name} has not come back with {self._call} for {out.seconds:.0f} s: {what}")
 
     def _lose(self, assigned: Assignment) -> None:
-        """The assignment's worker is gone: its item is handed out anew, or its batch fails after `attempts` deaths, of
-        which a worker that left in order is none."""
-        out = self._drop(assigned)
+        """The assignment's worker is gone: its item is handed out anew, unless it kills. Who has left did not die."""
+        out, item, deaths = self._drop(assigned), assigned.item, self._schedule.deaths
         self._calls.cancel([out.future])  # also if it was done: its result is being fetched, and is lost
         self._calls.silent.discard(assigned.worker)
         self._calls.count(self._call)
         self._calls.timeline.add(Span(out.worker.name, self._call, out.since, time.time(), lost=True))
         self._schedule.give_back(assigned)
         if assigned.worker not in self._crew.left and self._schedule.wants(assigned):  # unless another has done it
-            self._schedule.deaths[assigned.item] += 1
-        if self._schedule.deaths[assigned.item] >= self._attempts and assigned.item.batch in self._batches:
-            self._fail(out.batch, poisoned(self._call, self._attempts))
+            deaths.add(item, out.worker.name)
+        if deaths.is_fatal(item, self._attempts, self._crew.capable) and item.batch in self._batches:
+            self._fail(out.batch, poisoned(self._call, deaths.of(item)))
 
     def _drop(self, assigned: Assignment) -> HandedOut:
         out = self._out.pop(assigned)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
+from infra.dispatch.deaths import Deaths
 from infra.dispatch.firsts import Firsts
 from infra.dispatch.items import Assignment, Assignments, Item
 from infra.dispatch.lateness import Lateness
@@ -35,7 +36,7 @@ class Schedule:
         """`late_after`: the least of `Lateness`; `cut(item, units)`: leaves an item its first so many units, and
         returns a new one with the others."""
         self.speeds = Speeds()
-        self.deaths: Counter[Item] = Counter()
+        self.deaths = Deaths()
         self.failed: defaultdict[Item, set[str]] = defaultdict(set)  # workers on which it raised
         self._waiting: list[Item] = []  # a heap
         self._open: set[Item] = set()  # not done
@@ -86,10 +87,9 @@ class Schedule:
             return []
         known = [worker for worker in workers if worker not in silent]
         answering = [worker for worker in known if worker not in quiet] or known
-        idle = [worker for worker in answering if worker not in self._out.held]
+        idle = sorted((each for each in answering if each not in self._out.held), key=self._idle_since.__getitem__)
         if not idle:
             return []
-        idle.sort(key=self._idle_since.__getitem__)
         self._outlook.look(answering, now, lambda: set(self._waiting) & self._open, overdue)
         if not (self._waiting or overdue or self._firsts.are_due(now, self._outlook.costs)):
             return []
@@ -126,7 +126,11 @@ class Schedule:
 
     def _may_take(self, item: Item, worker: str) -> bool:
         """Whether a worker may do what nobody else does but who has it for the first time."""
-        return item in self._open and worker not in item.without and worker not in self.failed.get(item, ())
+        return item in self._open and worker not in self._unfit(item)
+
+    def _unfit(self, item: Item) -> frozenset[str]:
+        """On whom the item failed, who died of it, and who is to be done without."""
+        return item.without | self.failed.get(item, set()) | self.deaths.without(item)
 
     def _drop_done(self) -> None:
         """Have the first in the queue be one that is not done."""
@@ -168,8 +172,7 @@ class Schedule:
         rest, first = self._cut(item, units), replace(item, units=units)
         self._open.remove(item)  # they are equal
         self._open |= {first, rest}
-        if died := self.deaths[item]:
-            self.deaths[rest] = died  # it may have been this part's fault
+        self.deaths.split(item, rest)
         heapq.heappush(self._waiting, rest)
         return first
 
@@ -202,9 +205,8 @@ class Schedule:
         return all(worker != at.worker for at in self._out.of(item)) and worker not in self._left_out(item)
 
     def _left_out(self, item: Item) -> frozenset[str]:
-        """On whom the item failed, and who is to be done without, where there is one that has not tried it."""
-        out = item.without | self.failed.get(item, set())
-        if not out:
+        """Who is unfit, where there is one that has not tried it."""
+        if not (out := self._unfit(item)):
             return out
         tried = out | {at.worker for at in self._out.of(item)}
         return out if any(worker not in tried for worker in self._outlook.workers) else frozenset()
@@ -254,7 +256,7 @@ class Schedule:
         if assigned.item not in self._open:
             return False, []
         self._open.remove(assigned.item)
-        self.deaths.pop(assigned.item, None)
+        self.deaths.forget([assigned.item])
         return True, self._let_go(self._out.of(assigned.item))
 
     def give_back(self, assigned: Assignment) -> None:
@@ -267,8 +269,7 @@ class Schedule:
 
     def unsettled(self, batch: int) -> list[str]:
         """The workers on which undone items of this batch failed, one entry per item; its failures are forgotten."""
-        mine = [item for item in self.failed if item.batch == batch]
-        failed = {item: self.failed.pop(item) for item in mine}
+        failed = {item: self.failed.pop(item) for item in [*self.failed] if item.batch == batch}
         return [worker for item, workers in failed.items() if item in self._open for worker in workers]
 
     def withdraw(self, batch: int) -> list[Assignment]:
@@ -277,8 +278,7 @@ class Schedule:
             self._firsts.unshare(item)
         self._made = {item: made for item, made in self._made.items() if item.batch != batch}
         self._open = {item for item in self._open if item.batch != batch}
-        for item in [item for item in self.deaths if item.batch == batch]:
-            del self.deaths[item]
+        self.deaths.forget_batch(batch)
         return self._let_go([assigned for assigned in self.assignments if assigned.item.batch == batch])
 
     def take_back(self) -> list[Assignment]:

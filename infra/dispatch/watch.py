@@ -5,14 +5,13 @@ import time
 from collections import defaultdict
 from urllib.parse import urlsplit
 
-from infra.cluster.placement import Offer, offers
+from infra.cluster.placement import ANSWER_SECONDS, Offer, offers
 from infra.dispatch.calls import Awaited, Calls
 from infra.hosts import is_loopback
 
 FIRST_SECONDS = 10.0  # of silence before it is said what is waited for
 LONGEST_SECONDS = 45.0  # the pause doubles from line to line, up to this: a line at least every minute
 USUAL_RATIO = 1.5  # a call is long that takes so many times the longest of late, or LONGEST_SECONDS
-ANSWER_SECONDS = 5.0  # for the scheduler
 NAMED = 4  # workers of a call in a line
 
 

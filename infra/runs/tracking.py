@@ -76,19 +76,21 @@ class Tracker:
         local: Path | None = None,
         check: Callable[[], None] = lambda: None,
         guest: bool = False,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Creates an MLflow run, or continues `run_id`; a run that MLflow no longer knows, or that is not `owner`'s, is
         created again from `local`, the run's metrics.jsonl: without that nothing outlives this process while MLflow is
         away.
 
         `experiment` is used where the config names none; names of nested `params` are joined with dots. `check` is
-        called before anything is written, and what it raises ends the tracking: the run is another's. A `guest` adds to
-        `run_id`, also points of a step that has such points, and leaves its status to whoever trains it.
+        called before anything is written, and what it raises ends the tracking: the run is another's. Where it
+        `is_over`, as somebody has ended it, no server is waited for. A `guest` adds to `run_id`, also points of a step
+        that has such points, and leaves its status to whoever trains it.
 
         Raises TrackingError when a new run cannot be created. A continued run goes on without MLflow and catches up.
         """
         home = home.resolve()
-        self._check = check
+        self._check, self._is_over = check, is_over
         self._config = config
         self._log = MetricLog(local, again=guest)
         self._guest = guest
@@ -204,7 +206,7 @@ class Tracker:
 
     def finish(self, status: Status) -> None:
         """Send what is left and end the run in MLflow; later calls change nothing. A run that has FINISHED waits for a
-        server that is away, until that is so for BACK_SECONDS."""
+        server that is away, until that is so for BACK_SECONDS or it `is_over`."""
         with self._lock:
             if self._status is not None:
                 return
@@ -214,7 +216,7 @@ class Tracker:
             failure = self._deliver()
             if status == "FINISHED" and self._run.is_served and may_be_back(self._away_since):
                 logger.warning("MLflow at %s is waited for, up to a minute since it is away", masked(self._run.uri))
-                while may_be_back(self._away_since):
+                while may_be_back(self._away_since) and not self._is_over():
                     time.sleep(AGAIN_SECONDS)
                     failure = self._deliver()
             if failure is not None and not self._guest:

@@ -1,5 +1,6 @@
 """One service that is kept alive."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ ATTEMPTS = 3  # deaths of a service that has never worked before it is given up
 ASK_SECONDS = 5.0  # between two health checks of a service that works
 SILENT_SECONDS = 20.0  # without an answer before that is shown
 HUNG_SECONDS = 120.0  # without an answer before the service is ended, and started again
+START_SECONDS = 300.0  # that one which has worked before may take to do so again
 STOPPED_SECONDS = 5.0  # between two polls: this process itself was stopped (Ctrl-Z), or very busy
 
 
@@ -120,10 +122,12 @@ class Part:
             if self._question.answer:
                 self.state, self._ever_worked, self._heard = "up", True, now
             self._question = None
-        silent = now - self._heard
+        silent, patience = now - max(self._heard, self._began), HUNG_SECONDS
+        if self.state == "starting":  # the first time it may have much to do
+            patience = START_SECONDS if self._ever_worked else math.inf
         if self.state == "up" and silent > SILENT_SECONDS:
             self.state = "no answer"
-        elif self.state == "no answer" and silent > HUNG_SECONDS:
+        elif self.state != "up" and silent > patience:
             self._service.end()
             self._died(now)
 

@@ -1,9 +1,11 @@
 """A model in training on a worker: its learner, its checkpoints, and its versions as they are published. The policy
 (`trainer.py`) and a critic (`critic.py`) are such models."""
 
+import shutil
 import tempfile
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -102,15 +104,9 @@ class Trained(ABC, Generic[L]):
             figures: Any = self._patient(store.read_manifest, uri).meta["figures"]
             model = learner.policy.model
             embedding: Any = model.get_input_embeddings()
-            return Begun(
-                learner.step,
-                learner.learned,
-                figures,
-                tuple(warnings),
-                len(embedding.weight),
-                parameters=model.num_parameters(),
-                trained=sum(parameter.numel() for parameter in learner.parameters),
-            )
+            vocabulary, parameters = len(embedding.weight), model.num_parameters()
+            trained = sum(parameter.numel() for parameter in learner.parameters)
+            return Begun(learner.step, learner.learned, figures, tuple(warnings), vocabulary, parameters, trained)
 
     def go_back(self, step: int) -> None:
         """Remove the checkpoints of later steps than this one, of which each model that is trained beside has one."""
@@ -255,7 +251,7 @@ class Trained(ABC, Generic[L]):
         files = Path(tempfile.mkdtemp(dir=disk.own_folder()))  # not a hold on the policy, which may be replaced
         with self._learner(None) as (learner, _):
             save_files(learner.policy, files)
-        return Publisher(
+        publisher = Publisher(
             self.model_uri,
             self.sync,
             window=self.window,
@@ -265,6 +261,8 @@ class Trained(ABC, Generic[L]):
             fence=self.fence,
             kept=self._kept,
         )
+        weakref.finalize(publisher, shutil.rmtree, files, ignore_errors=True)
+        return publisher
 
     def _kept(self, _: int) -> set[int]:
         """Versions that must stay published beside those that readers may be behind, when a version is the newest."""

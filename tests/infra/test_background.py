@@ -39,6 +39,16 @@ def test_an_offer_is_left_out_while_others_wait() -> None:
     assert done == ["next"]
 
 
+def test_nobody_waits_for_ever_for_a_queue_that_is_full() -> None:
+    never = threading.Event()
+    with Background(lambda _: None, LACKING, end_seconds=0.3) as background:
+        for _ in range(WAITING + 1):
+            background.submit("stuck", never.wait)
+        began = time.monotonic()
+        background.wait()
+        assert time.monotonic() - began < 5
+
+
 def test_a_job_that_never_ends_does_not_hold_up_the_end() -> None:
     said: list[str] = []
     never = threading.Event()

@@ -1,5 +1,6 @@
 """What the trainer takes a run for whose checkpoints are damaged or gone."""
 
+import gc
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from infra import disk
 from infra.cluster.resident import drop
 from infra.runs import checkpoints
 from infra.runs.checkpoints import CheckpointConfig
@@ -167,3 +169,14 @@ def test_a_run_whose_checkpoints_are_lost_is_left_as_it_is(
         assert f"it has been at version 20, and no checkpoint of it is whole ({why}" in str(refused.value)
         assert f"Its last weights are at {run}/weights/v20" in str(refused.value)
     assert contents(run) == before
+
+
+def test_what_it_publishes_with_leaves_no_folder_behind(mine: Trainer) -> None:
+    before = set(disk.own_folder().iterdir())
+    for _ in range(2):
+        mine.begin()
+        mine.publish(0)
+    assert set(disk.own_folder().iterdir()) > before
+    lose()
+    gc.collect()
+    assert set(disk.own_folder().iterdir()) == before

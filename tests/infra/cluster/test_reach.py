@@ -143,7 +143,13 @@ def test_whoever_is_not_there_is_told_apart(first: Path, tmp_path: Path) -> None
     assert "no machine is known as" in refusal(SchedulerAddress("tcp", "no-such-host.invalid", 9), tmp_path)
 
 
-def test_a_listener_that_says_nothing_is_no_scheduler(tmp_path: Path) -> None:
+def test_a_scheduler_that_stands_still_gives_no_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as still:  # the system takes the connection
+        address = SchedulerAddress("tcp", "127.0.0.1", still.getsockname()[1])
+        assert "no answer in" in refusal(address, tmp_path)
+
+
+def test_a_listener_that_hangs_up_is_no_scheduler(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = SchedulerAddress("tcp", "127.0.0.1", silent.getsockname()[1])
 

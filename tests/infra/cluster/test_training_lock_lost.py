@@ -1,5 +1,6 @@
 """The training lock on a scheduler that is gone."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import dask.config
 import pytest
 from distributed import Client
 
+from flows.benches.faults import stopped
+from infra.cluster import exclusions, placement
+from infra.cluster import training_lock as locks
 from infra.cluster.training_lock import training, training_lock
 from tests.conftest import free_port, running_scheduler
 from tests.processes import until
@@ -34,6 +38,29 @@ def test_a_turn_on_a_scheduler_that_is_gone_keeps_nobody_from_the_next_one(tmp_p
                 earlier.__exit__(None, None, None)
                 assert training(back) == "mine"
     client.close()
+
+
+@pytest.mark.slow
+def test_a_run_ends_although_the_scheduler_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (placement, exclusions, locks):
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
+    dispatch_stopped = threading.Event()
+    with running_scheduler(tmp_path / "scheduler.log", None, free_port()) as there:
+        client = Client(there.address, set_as_default=False)
+        lock = training_lock(client, "mine", str)
+        mine = lock.__enter__()
+        threading.Timer(2, dispatch_stopped.set).start()
+        with stopped(there.process.pid):
+            began = time.monotonic()
+            with pytest.raises(TimeoutError):
+                placement.offers(client, given_up=dispatch_stopped.is_set)
+            assert 2 <= time.monotonic() - began < 10
+            monkeypatch.setattr(locks, "SURE_SECONDS", 0.0)
+            mine.check()
+            exclusions.announce(client, "mine", {"tcp://worker": "it failed"})
+            lock.__exit__(None, None, None)
+            assert time.monotonic() - began < 20
+        client.close()
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ class Cluster:
         there = [name for name, each in self.generators.items() if each.joins <= self.now < each.dies]
         for lost in [at for at in self.schedule.assignments if at.worker not in there]:
             self.schedule.give_back(lost)
-            self.schedule.deaths[lost.item] += 1
+            self.schedule.deaths.add(lost.item, lost.worker)
         for lease in self.schedule.hand_out(there, self.now):
             of = self.generators[lease.worker]
             seconds = of.seconds(lease.item.units, self.now) * (1 + self.noise * self._random.uniform(-1, 1))

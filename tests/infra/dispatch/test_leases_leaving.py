@@ -89,7 +89,7 @@ def test_a_worker_that_left_in_order_has_not_died_of_what_it_had() -> None:
             queue._poll()
         assert not queue._out
     assert seen.batch.returned.empty()
-    assert not queue._schedule.deaths
+    assert queue._schedule.deaths.of(assigned.item).total() == 0
 
 
 def test_in_a_pause_nobody_is_missed() -> None:

@@ -274,14 +274,14 @@ def test_nothing_is_kept_of_workers_that_are_gone_or_of_batches_that_are_done() 
     for batch in range(3):
         schedule.add(items(batch, (batch,), 2))
         for lease in schedule.hand_out([f"a{batch}", f"b{batch}"], batch):
-            schedule.deaths[lease.item] += 1
+            schedule.deaths.add(lease.item, lease.worker)
             if lease.item.index:
                 schedule.finished(lease, batch + 100)
                 schedule.done(lease)
         schedule.keep({f"a{batch}", f"b{batch}"})
         assert schedule.lateness.limit(f"b{batch - 1}") == schedule.lateness.limit(f"a{batch}")  # by what all took
         schedule.withdraw(batch)
-    assert not schedule.deaths
+    assert [schedule.deaths.of(item) for item in items(2, (2,), 2)] == [Counter()] * 2
     assert schedule.lateness.limit("b2") == 100 * PATIENCE
     schedule.keep(())
     assert schedule.lateness.limit("b2") == UNMEASURED_SECONDS * PATIENCE

@@ -71,10 +71,10 @@ def test_what_a_worker_died_of_is_cut_anew_and_each_part_counts_its_death() -> N
     schedule.add([item(8)])
     (lease,) = schedule.hand_out(["fast"], 0)
     schedule.give_back(lease)
-    schedule.deaths[lease.item] += 1
+    schedule.deaths.add(lease.item, "fast")
     parts = schedule.hand_out(["a", "b"], 1)
     assert units(parts) == [("a", 4), ("b", 4)]
-    assert [schedule.deaths[part.item] for part in parts] == [1, 1]
+    assert [schedule.deaths.of(part.item).total() for part in parts] == [1, 1]
 
 
 SPEEDS = st.lists(st.floats(0.02, 0.6), min_size=1, max_size=5)  # seconds of a prompt

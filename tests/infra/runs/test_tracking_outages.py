@@ -108,6 +108,19 @@ def test_a_run_that_ends_while_the_server_is_away_waits_for_it_a_minute_at_most(
 
 
 @pytest.mark.slow
+def test_whoever_ends_it_ends_the_wait(server, home, tmp_path):
+    over = threading.Event()
+    config = TrackingConfig(uri=server.uri, system_metrics=False)
+    tracker = start(home, config, local=tmp_path / "m.jsonl", is_over=over.is_set)
+    tracker.log(0, {"a": 0})
+    server.stop()
+    began = time.monotonic()
+    threading.Timer(2, over.set).start()
+    tracker.finish("FINISHED")
+    assert 2 <= time.monotonic() - began < outage.BACK_SECONDS / 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
 def test_a_server_that_is_not_back_in_time_is_no_longer_waited_for(server, home, tmp_path, monkeypatch, caplog, status):
     monkeypatch.setattr(outage, "BACK_SECONDS", 3)

@@ -10,7 +10,7 @@ QUIET = TrackingConfig(system_metrics=False)
 OWNER = Owner("of the first")
 
 
-def start(home, config=QUIET, run_id=None, params=None, local=None, guest=False, owner=OWNER):
+def start(home, config=QUIET, run_id=None, params=None, local=None, guest=False, owner=OWNER, **more):
     return Tracker(
         config,
         home=home,
@@ -21,6 +21,7 @@ def start(home, config=QUIET, run_id=None, params=None, local=None, guest=False,
         owner=owner,
         local=local,
         guest=guest,
+        **more,
     )
 
 

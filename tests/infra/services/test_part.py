@@ -177,6 +177,22 @@ def test_a_server_that_hangs_takes_nobody_along_who_needs_it(service: Service, t
         server.release()
 
 
+@pytest.mark.slow
+def test_a_successor_that_hangs_before_it_has_answered_is_started_again_too(service: Service, clock: Clock) -> None:
+    works = [True]
+    part = Part("mlflow", "here", service, lambda: program(service), lambda: works[0])
+    until(lambda: clock.look(part) == ["up"])
+    works[0] = False
+    until(lambda: clock.look(part, seconds=1.0) == ["died"])
+    until(lambda: clock.look(part, seconds=1.0) == ["starting"])
+    second, began = group(service), clock.now
+    until(lambda: clock.look(part, seconds=1.0) == ["died"])
+    assert clock.now - began == pytest.approx(parts.START_SECONDS, abs=5)
+    assert gone(second)
+    works[0] = True
+    until(lambda: clock.look(part, seconds=1.0) == ["up"])
+
+
 def test_one_whose_port_went_to_another_before_it_worked_goes_elsewhere(service: Service) -> None:
     """Between the look for a free port and the service's own start somebody else may take it."""
     with socket.create_server(("127.0.0.1", 0)) as taker:
