@@ -28,14 +28,15 @@ class TrainingLock:
         self.lock = lock
         self._client, self._name = client, name
         self._epoch = _owner(client)["epoch"] + 1
-        self._sure = -float("inf")
+        self._asked = -float("inf")
         self._announce(name)
         self.check()
 
     def check(self) -> None:
         """Raise TrainingLockLostError if another run has the lock. Asks the scheduler every `SURE_SECONDS` at most."""
         now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # goes on in a machine's sleep
-        if now - self._sure > SURE_SECONDS and self._client.status == "running":
+        if now - self._asked > SURE_SECONDS and self._client.status == "running":
+            self._asked = now
             try:
                 owner = _owner(self._client, ANSWER_SECONDS)
             except OSError:
@@ -45,7 +46,6 @@ class TrainingLock:
                     f"{self._name} gave no sign for so long that {owner['name'] or 'another run'} got the cluster; "
                     "resume it, or start it again: what it has saved stays"
                 )
-            self._sure = now
 
     def end(self) -> None:
         """Release: clear the owner."""

@@ -39,12 +39,6 @@ TRAINER = Offer("tcp://trainer", "trainer", {})
 Answer = Callable[[Rollouts], Any]
 
 
-@pytest.fixture(autouse=True)
-def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound is meant for leases of the few tokens that they have here."""
-    monkeypatch.setattr("rl.audit.FEWEST", 1)
-
-
 def off(by: float) -> Answer:
     """Log-probs that are off by so many nats."""
     return lambda rollouts: AuditScores(np.where(rollouts.inside, np.float32(-0.5 - by), np.float32(0)), "bfloat16")
