@@ -9,8 +9,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 # 28 layers, hidden 1024, 16 query and 8 key heads of 128, MLP 3072, vocabulary 151,936, tied head
 LAYERS, HIDDEN, QUERIES, KEYS, MLP, VOCABULARY = 28, 1024, 2048, 1024, 3072, 151_936
 
-LARGER = {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32}  # Qwen3-4B, of 36 layers
-
 
 def random_qwen(
     device: torch.device,

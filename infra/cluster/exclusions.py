@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 LIMIT = 3  # failed leases of one worker before it gets no more
+FORGIVING = 16  # right ones in a row after which one that failed counts no longer
 AUDITS = 2  # audits that found it wrong
 EXCLUDED = ["rlvf", "excluded"]  # the scheduler's metadata: the run, and why each worker gets nothing, by its address
 LONGEST = 300  # characters of an error's words in a line
@@ -30,6 +31,7 @@ class Exclusions:
         self._refused: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
         self._failed: Counter[_Part] = Counter()  # calls that raised
         self._last: dict[_Part, str] = {}  # what the last of them raised
+        self._right: Counter[_Part] = Counter()  # leases since then
         self._wrong: Counter[str] = Counter()  # audits that found a worker wrong, by its address
         self._watched: set[str] = set()  # names of workers that no audit has found right since one found them wrong
         self._barred: set[str] = set()  # names of those that were excluded by audits, until one finds them right
@@ -96,11 +98,21 @@ class Exclusions:
         with self._lock:
             self._failed[part] += 1
             count, before = self._failed[part], self._last.get(part)
-            self._last[part] = what
+            self._last[part], self._right[part] = what, 0
         if count == LIMIT:
             self._say(f"{worker.name}: {what}; it gets no more such leases in this run: {LIMIT} of them failed")
         elif what != before:
             self._say(f"{worker.name}: {what}; another worker does this lease of {call}")
+
+    def worked(self, call: str, worker: Offer) -> None:
+        """A lease of this worker was right: a run of days does not add up a moment's faults."""
+        part = self._part(call, worker)
+        with self._lock:
+            if not 0 < self._failed[part] < LIMIT:
+                return
+            self._right[part] += 1
+            if self._right[part] == FORGIVING:
+                self._failed[part], self._right[part] = self._failed[part] - 1, 0
 
     def leave_out(self, call: str, worker: Offer, error: Exception) -> None:
         """Exclude a worker that failed a probe of `call`, which others passed, from all calls with the same tags."""

@@ -33,9 +33,7 @@ class LeaseQueue:
 
     def __init__(self, calls: Calls, call: str, *, attempts: int, patience: float, late_after: float) -> None:
         """`attempts`: deaths on an item that end it; `patience`: without a worker; `late_after`: of Schedule."""
-        self._calls = calls
-        self._call = call
-        self._attempts = attempts
+        self._calls, self._call, self._attempts = calls, call, attempts
         self._crew = Crew(calls, call, patience)
         self._schedule = Schedule(late_after, cut=lambda item, units: self._batches[item.batch].cut(item, units))
         self._batches: dict[int, LeaseBatch] = {}
@@ -184,6 +182,7 @@ class LeaseQueue:
             self._schedule.measured(assigned, made, seconds, first=first, over=over)
         if not first:
             return
+        self._calls.exclusions.worked(self._call, out.worker)
         if over:
             out.batch.returned.put((assigned.item.index, back.result))
         else:

@@ -3,7 +3,7 @@
 Items of several batches wait in one queue, by the order of their batch, its number and their index in it. A worker has
 one item at a time. One that is late is given to another worker too, where its place in the queue is: the first result
 counts, and the late worker gets nothing more until it answers. Of idle workers the one that is idle longest is first,
-of many the fastest. What a worker has that is not known, or is tried anew, who has nothing to do takes too.
+of many some by turns and the fastest. An idle worker also takes what another has that is not known or is tried anew.
 
 Of a batch, and what is before it, a worker gets as much as lets all workers end at once, by what items cost each of
 them (`infra.dispatch.shares`). So the last items go to who will have done them first, and who is too slow for them goes

@@ -215,7 +215,7 @@ class Tracker:
             self._check()
             failure = self._deliver()
             if status == "FINISHED" and self._run.is_served and may_be_back(self._away_since):
-                logger.warning("MLflow at %s is waited for, up to a minute since it is away", masked(self._run.uri))
+                logger.warning("waiting for MLflow at %s, until it has been away for a minute", masked(self._run.uri))
                 while may_be_back(self._away_since) and not self._is_over():
                     time.sleep(AGAIN_SECONDS)
                     failure = self._deliver()

@@ -1,6 +1,6 @@
 """Who gets no more leases for what audits have found, and how it comes back."""
 
-from infra.cluster.exclusions import Exclusions
+from infra.cluster.exclusions import FORGIVING, Exclusions
 from infra.cluster.placement import Offer, PlacementConfig
 
 GOOD = Offer("tcp://1", "good", {"GENERATOR": 1})
@@ -67,3 +67,21 @@ def test_one_that_returns_nonsense_is_shown_with_the_reason_too() -> None:
     assert exclusions.distrusted == {
         "tcp://2": ("bad", "3 of its results were refused, the last of generate: it is str, and not rollouts")
     }
+
+
+def test_errors_of_a_moment_do_not_add_up_over_days() -> None:
+    exclusions = Exclusions(PlacementConfig(), lambda _: None)
+    for _ in range(5):
+        exclusions.fail("generate", GOOD, OSError("away"))
+        exclusions.fail("generate", GOOD, OSError("away"))
+        for _ in range(2 * FORGIVING):
+            assert not exclusions.excluded("generate", GOOD)
+            exclusions.worked("generate", GOOD)
+    for _ in range(3):
+        exclusions.fail("generate", BAD, OSError("no space left"))
+        for _ in range(FORGIVING - 1):
+            exclusions.worked("generate", BAD)
+    assert exclusions.excluded("generate", BAD)
+    for _ in range(FORGIVING):
+        exclusions.worked("generate", BAD)  # of before
+    assert exclusions.excluded("generate", BAD)

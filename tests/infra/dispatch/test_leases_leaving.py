@@ -23,7 +23,13 @@ from infra.dispatch.leases import LeaseQueue
 def test_what_a_leaving_worker_had_done_before_is_not_thrown_away_while_it_is_fetched() -> None:
     worker = Offer("tcp://laptop", "laptop", {})
     calls = SimpleNamespace(
-        timeline=Timeline(), silent=set(), forget=lambda *_: None, unawait=lambda _: None, took=None, lacking={}
+        timeline=Timeline(),
+        silent=set(),
+        forget=lambda *_: None,
+        unawait=lambda _: None,
+        took=None,
+        lacking={},
+        exclusions=Exclusions(PlacementConfig(), str),
     )
     queue = LeaseQueue(cast("Any", calls), "generate", attempts=3, patience=60, late_after=10)
     batch = LeaseBatch(len, [(0,), (1,)], (), None, (), lambda *_: True, lambda _: frozenset())
