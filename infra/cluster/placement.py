@@ -129,6 +129,7 @@ def offers(
     """The running workers, asked of the scheduler, and those that are `leaving` if they are asked for. Raises `OSError`
     when it does not answer, in `seconds` if given, else before this is `given_up`."""
     known: dict[str, Any] | None = None
+    patience = seconds or ANSWER_SECONDS
     while known is None:
         # Not client.scheduler_info(): it returns a field of the client that a periodic callback overwrites without
         # workers.
@@ -136,10 +137,11 @@ def offers(
         if scheduler is None or client.status not in ("running", "connecting"):
             raise OSError(f"the Dask client is {client.status}")
         try:
-            known = client.sync(scheduler.identity, n_workers=-1, callback_timeout=seconds or ANSWER_SECONDS)  # type: ignore[no-untyped-call]
+            known = client.sync(scheduler.identity, n_workers=-1, callback_timeout=patience)  # type: ignore[no-untyped-call]
         except TimeoutError:
             if seconds is not None or given_up():
                 raise
+            patience *= 2  # the answer may be long on its way
     there = ("running", LEAVING) if leaving else ("running",)
     return [_offer(at, worker) for at, worker in known["workers"].items() if worker["status"] in there]
 

@@ -36,16 +36,21 @@ class TrainingLock:
         """Raise TrainingLockLostError if another run has the lock. Asks the scheduler every `SURE_SECONDS` at most."""
         now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # goes on in a machine's sleep
         if now - self._asked > SURE_SECONDS and self._client.status == "running":
-            self._asked = now
             try:
                 owner = _owner(self._client, ANSWER_SECONDS)
             except OSError:
+                self._asked = now
                 return  # the scheduler is gone, or hangs, and with it whatever could be done there
             if owner["epoch"] > self._epoch:
                 raise TrainingLockLostError(
                     f"{self._name} gave no sign for so long that {owner['name'] or 'another run'} got the cluster; "
                     "resume it, or start it again: what it has saved stays"
                 )
+            self._asked = now
+
+    def is_known(self, seconds: float) -> bool:
+        """Whether the scheduler knows it as the last one. Raises OSError without an answer in so many seconds."""
+        return bool(_owner(self._client, seconds)["epoch"] == self._epoch)
 
     def end(self) -> None:
         """Release: clear the owner."""
@@ -146,8 +151,7 @@ def training_lock(
         lock.refresh_leases = False  # whatever keeps it from being released
         with suppress(OSError):  # it has gone just now, or hangs
             if client.status == "running" and _name(client, ANSWER_SECONDS) == name_of_lock:
-                with suppress(TrainingLockLostError):  # what the scheduler knows is the next one's
-                    mine.check()
+                if mine.is_known(ANSWER_SECONDS):  # else what the scheduler knows is the next one's
                     mine.end()
                 lock.release()  # type: ignore[no-untyped-call]
 
