@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flows.config import MAX_STALENESS
 from flows.planner.calls import graph_of_settings, planned_calls
 from flows.planner.contention import Machine
 from flows.planner.measured import MeasuredStep, NothingMeasuredError, costs_of, measured_step, present_places, step_of
@@ -147,7 +148,7 @@ def limit_of_steps(
 def limit_of_record(record: Record, config: Mapping[str, Any]) -> Limit | None:
     """What limited the last steps of a run; `config`: its settings as they are read, whatever they hold."""
     staleness = config.get("staleness", 1)
-    if not isinstance(staleness, int) or not 0 <= staleness <= 64:
+    if not isinstance(staleness, int) or not 0 <= staleness <= MAX_STALENESS:
         return None
     try:
         step = measured_step(record, RUN, LAST)

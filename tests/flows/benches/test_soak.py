@@ -112,6 +112,7 @@ def test_what_a_process_takes_is_read_and_its_files(tmp_path: Path, monkeypatch:
         ("--minutes nan", "--minutes nan: give time for a fault"),
         ("--every 0", "--every 0: give 1 to 3600"),
         ("--seed -1", "--seed -1: give 0 or more"),
+        ("--staleness -2", "--staleness -2: give 0 to 64"),
         ("--staleness 65", "--staleness 65: give 0 to 64"),
         ("--policy ./none", "./none"),
     ],

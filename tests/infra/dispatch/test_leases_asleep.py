@@ -11,6 +11,7 @@ from infra.cluster.timeline import Loading, Measured, Timeline
 from infra.dispatch.handed_out import HandedOut
 from infra.dispatch.lease_batch import LeaseBatch
 from infra.dispatch.leases import LeaseQueue
+from tests.infra.dispatch import no_cluster
 
 
 def test_who_is_lost_with_an_item_that_is_done_does_not_end_the_batch() -> None:
@@ -46,16 +47,7 @@ def test_who_is_lost_with_an_item_that_is_done_does_not_end_the_batch() -> None:
 
 def test_the_span_of_a_result_that_came_second_says_that_it_was_dropped() -> None:
     workers = {name: Offer(name, name, {}) for name in "ab"}
-    calls = SimpleNamespace(
-        timeline=Timeline(),
-        silent=set(),
-        forget=lambda *_: None,
-        unawait=lambda _: None,
-        took=None,
-        lacking={},
-        exclusions=SimpleNamespace(worked=lambda *_: None),
-    )
-    queue = LeaseQueue(cast("Any", calls), "generate", attempts=3, patience=60, late_after=10)
+    queue = LeaseQueue(calls := no_cluster.calls(), "generate", attempts=3, patience=60, late_after=10)
     batch = LeaseBatch(len, [(0,)], (), None, (), lambda *_: True, lambda _: frozenset())
     queue._batches[batch.number] = batch
     queue._schedule.add(batch.waiting())

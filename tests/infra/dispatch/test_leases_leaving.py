@@ -18,20 +18,12 @@ from infra.dispatch.durations import Durations
 from infra.dispatch.handed_out import HandedOut
 from infra.dispatch.lease_batch import LeaseBatch
 from infra.dispatch.leases import LeaseQueue
+from tests.infra.dispatch import no_cluster
 
 
 def test_what_a_leaving_worker_had_done_before_is_not_thrown_away_while_it_is_fetched() -> None:
     worker = Offer("tcp://laptop", "laptop", {})
-    calls = SimpleNamespace(
-        timeline=Timeline(),
-        silent=set(),
-        forget=lambda *_: None,
-        unawait=lambda _: None,
-        took=None,
-        lacking={},
-        exclusions=Exclusions(PlacementConfig(), str),
-    )
-    queue = LeaseQueue(cast("Any", calls), "generate", attempts=3, patience=60, late_after=10)
+    queue = LeaseQueue(no_cluster.calls(), "generate", attempts=3, patience=60, late_after=10)
     batch = LeaseBatch(len, [(0,), (1,)], (), None, (), lambda *_: True, lambda _: frozenset())
     queue._batches[batch.number] = batch
     queue._schedule.add(batch.waiting())
@@ -95,7 +87,7 @@ def test_a_worker_that_left_in_order_has_not_died_of_what_it_had() -> None:
             queue._poll()
         assert not queue._out
     assert seen.batch.returned.empty()
-    assert queue._schedule.deaths.of(assigned.item).total() == 0
+    assert [queue._schedule.deaths.of(item).total() for item in seen.batch.waiting()] == [0] * len(seen.batch.items)
 
 
 def test_in_a_pause_nobody_is_missed() -> None:

@@ -281,7 +281,7 @@ def test_nothing_is_kept_of_workers_that_are_gone_or_of_batches_that_are_done() 
         schedule.keep({f"a{batch}", f"b{batch}"})
         assert schedule.lateness.limit(f"b{batch - 1}") == schedule.lateness.limit(f"a{batch}")  # by what all took
         schedule.withdraw(batch)
-    assert [schedule.deaths.of(item) for item in items(2, (2,), 2)] == [Counter()] * 2
+    assert [schedule.deaths.of(item) for batch in range(3) for item in items(batch, (batch,), 2)] == [Counter()] * 6
     assert schedule.lateness.limit("b2") == 100 * PATIENCE
     schedule.keep(())
     assert schedule.lateness.limit("b2") == UNMEASURED_SECONDS * PATIENCE
