@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -30,6 +31,7 @@ from rl.model.tokenizer import read_tokenizer
 from rl.problems.made.arithmetic import stream
 from rl.sampling.engine import complete
 from rl.sampling.sampler import uniforms
+from rl.sampling.slots import Slots
 
 WARM_UP = 2  # new tokens of a generation before the one that is measured
 LENGTHS = (60, 141)  # of prompts of random tokens: about those of GSM8K's questions
@@ -136,8 +138,14 @@ def measure(engine: str, shape: Shape) -> Trial:
 def by_sampler(policy: Policy, prompts: Sequence[Sequence[int]], samples: int, tokens: int) -> int:
     """Tokens that our sampler made, each with its log-prob."""
     noise = uniforms(0, 0, range(len(prompts)), samples, tokens)
-    made = complete(policy, prompts, noise, samples=samples, max_tokens=tokens)
+    made = complete(policy, prompts, noise, samples=samples, max_tokens=tokens, slots=slots_of(policy))
     return sum(len(draw.tokens) for draw in made)
+
+
+@cache
+def slots_of(policy: Policy) -> Slots:
+    """As a worker has them from one lease to the next."""
+    return Slots(policy)
 
 
 def by_generate(policy: Policy, prompts: Sequence[Sequence[int]], samples: int, tokens: int) -> int:

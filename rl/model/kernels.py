@@ -9,16 +9,24 @@ Legend: B rows, K heads of keys, R query heads of each, D head size, M places, C
 or the next power of two, and STEP how many keys a program takes at a time.
 """
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F  # noqa: N812  # its usual name
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from rl.model.attention import Shared
+from rl.model.lean import gated as gated  # two kernels, beside products that take far longer
 
 TILE = 2**14  # bytes of the keys that a program takes at a time; with their values and the next ones, 64 KiB
 LEAST = 16  # rows of a product
 MOST = 64  # queries of a program
+DTYPES: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16)
+# numbers of queries that share keys, by which they are tried: each has a kernel of its own
+TRIED: Sequence[int] = (1, MOST // 2, MOST, 2 * MOST)
+rms_norm = F.rms_norm  # one kernel already
 
 
 def attend(

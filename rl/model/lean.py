@@ -7,9 +7,9 @@ take the same input are one matrix: a copy, which `follow` makes again after par
 Legend: B rows, H hidden size, Q query heads, K heads of keys, D head size.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
@@ -36,12 +36,48 @@ class Layer:
     down: Tensor  # [H, I]
 
 
+class Kernels(Protocol):
+    """What a device computes faster than tensors do: `rl.model.kernels` on CUDA, `rl.model.cpu_kernels` elsewhere."""
+
+    DTYPES: Sequence[torch.dtype]  # of the models that they are for
+    TRIED: Sequence[int]  # numbers of queries that share keys, by which they are tried
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        norms: Tensor | None,
+        epsilon: float,
+        cos: Tensor,
+        sin: Tensor,
+        scaling: float,
+        shared: Shared,
+        layer: int,
+    ) -> Tensor:
+        """[B, K * R * D] of one new token of each row, whose key and value are kept."""
+
+    def rms_norm(self, states: Tensor, shape: Sequence[int], weight: Tensor, epsilon: float) -> Tensor:
+        """As `torch.nn.functional.rms_norm`."""
+
+    def gated(self, states: Tensor, up: Tensor | None = None) -> Tensor:
+        """As `gated` below."""
+
+
+def gated(states: Tensor, up: Tensor | None = None) -> Tensor:
+    """[B, I] the SiLU of gates times what they let through: of states [B, 2 I], or of two [B, I]."""
+    gate, up = states.chunk(2, -1) if up is None else (states, up)
+    return F.silu(gate).mul_(up)
+
+
 class LeanDecoder:
     """Of one model."""
 
-    def __init__(self, model: PreTrainedModel, kernels: ModuleType | None = None) -> None:
-        """`kernels`: `rl.model.kernels`, by which attention is computed then."""
+    def __init__(self, model: PreTrainedModel, kernels: Kernels | None = None) -> None:
+        """`kernels`: by which attention is computed, if there are any."""
         self.kernels = kernels
+        self._rms_norm: Any = F.rms_norm if kernels is None else kernels.rms_norm
+        self._gated: Any = gated if kernels is None else kernels.gated
         self._decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
         config = model.config
         self._queries, self._keys = config.num_attention_heads, config.num_key_value_heads
@@ -120,20 +156,21 @@ class LeanDecoder:
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
         for number, layer in enumerate(self._layers):
             hidden = self._attention(number, layer, hidden, cos, sin, shared)
-            states = F.rms_norm(hidden, hidden.shape[1:], layer.before_mlp, self._epsilon)
+            states = self._rms_norm(hidden, hidden.shape[1:], layer.before_mlp, self._epsilon)
             made = [F.linear(states, weight) for weight in layer.gate_up]
-            gate, up = made if len(made) > 1 else made[0].chunk(2, -1)
-            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.t())
-        return F.rms_norm(hidden, hidden.shape[1:], self._decoder.norm.weight, self._epsilon)[:, None]
+            hidden = torch.addmm(hidden, self._gated(*made), layer.down.t())
+        normed: Tensor = self._rms_norm(hidden, hidden.shape[1:], self._decoder.norm.weight, self._epsilon)
+        return normed[:, None]
 
     def _attention(self, number: int, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor, shared: Shared) -> Tensor:
         rows, queries, keys, size = len(hidden), self._queries, self._keys, self._size
-        states = F.rms_norm(hidden, hidden.shape[1:], layer.before_attention, self._epsilon)
-        made = [F.linear(states, *given) for given in zip(layer.projections, layer.biases, strict=True)]
+        states = self._rms_norm(hidden, hidden.shape[1:], layer.before_attention, self._epsilon)
+        made: list[Tensor] = [F.linear(states, *given) for given in zip(layer.projections, layer.biases, strict=True)]
         if self.kernels is not None:
-            each = made if len(made) > 1 else made[0].tensor_split([queries * size, (queries + keys) * size], -1)
+            split = made if len(made) > 1 else made[0].tensor_split([queries * size, (queries + keys) * size], -1)
+            query, key, value = split
             norms, epsilon, scaling = layer.head_norms, self._epsilon, self._scaling
-            found = self.kernels.attend(*each, norms, epsilon, cos, sin, scaling, shared, number)
+            found = self.kernels.attend(query, key, value, norms, epsilon, cos, sin, scaling, shared, number)
             return torch.addmm(hidden, found, layer.output.t())
         heads = (made[0] if len(made) == 1 else torch.cat(made, -1)).view(rows, queries + 2 * keys, size)
         both = heads[:, : queries + keys]

@@ -25,7 +25,7 @@ TURNS = 20
 @cache
 def fast_at_bfloat16() -> bool:
     """Whether a large model computes faster in bfloat16 than in float32 on this processor."""
-    machine = f"{_processor()}, torch {torch.__version__}"
+    machine = f"{processor()}, torch {torch.__version__}"
     file = Path(os.environ.get(MEASURED) or os.devnull)
     with ExitStack() as stack:
         known: dict[str, float] = {}
@@ -61,7 +61,7 @@ def _speed(dtype: torch.dtype) -> float:
         torch.set_num_threads(threads)
 
 
-def _processor() -> str:
+def processor() -> str:
     """Its name, and what it can do: one of a virtual machine is called the same with and without AMX."""
     name, flags = platform.processor() or platform.machine(), ""
     with suppress(OSError):

@@ -19,18 +19,21 @@ from rl.sampling.scheduling import Move
 
 Pair = tuple[Tensor, Tensor]
 GROWTH = 8  # positions, and the part of those that there are
+AHEAD = 64  # positions at least of what need not be dense, and as many again as there are
 
 
 class KeyValues:
     """Keys and values of `count` sequences of at most `positions` each, in one allocation per layer.
 
-    One that `grows` does so with the sequences: what lies dense, a CPU reads up to three times as fast.
+    One that `grows` does so with the sequences, by little where it is to be `dense`: a CPU reads such tensors up to
+    three times as fast.
     """
 
-    def __init__(self, count: int, positions: int, *, grows: bool) -> None:
+    def __init__(self, count: int, positions: int, *, grows: bool, dense: bool = True) -> None:
         self.count = count
         self.positions = positions
         self.grows = grows
+        self.dense = dense
         self.layers: dict[int, Pair] = {}  # [count, H, positions so far, D] each
 
     def of(self, layer: int, like: Pair, needed: int) -> Pair:
@@ -41,12 +44,14 @@ class KeyValues:
             return old
         size = self.positions
         if self.grows:
-            size = min(size, needed + max(GROWTH, needed // GROWTH))
+            size = min(size, needed + (max(GROWTH, needed // GROWTH) if self.dense else max(AHEAD, needed)))
         made = []
         for index, each in enumerate(like):
-            new = each.new_zeros(self.count, each.shape[1], size, each.shape[3])
+            new = each.new_empty(self.count, each.shape[1], size, each.shape[3])
+            before = 0 if old is None else old[index].shape[2]
             if old is not None:
-                new[:, :, : old[index].shape[2]] = old[index]
+                new[:, :, :before] = old[index]
+            new[:, :, before:] = 0
             made.append(new)
         keys, values = made
         self.layers[layer] = keys, values
@@ -113,10 +118,12 @@ class SlotCache:
     share their prompts' keys, each has a copy of them in front of its own.
     """
 
-    def __init__(self, rows: int, places: int, own: int, prompt: int, *, share: bool, grows: bool) -> None:
+    def __init__(
+        self, rows: int, places: int, own: int, prompt: int, *, share: bool, grows: bool, dense: bool = True
+    ) -> None:
         """`own` and `prompt`: positions of a completion and of a prompt at most."""
         self.share = share
-        self.rows = KeyValues(rows, own if share else prompt + own, grows=grows)
+        self.rows = KeyValues(rows, own if share else prompt + own, grows=grows, dense=dense)
         self.prompts_kept = KeyValues(places, prompt, grows=grows)
         self._filling: Filling | Behind | None = None
         self._layer = 0

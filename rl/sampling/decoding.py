@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl.model.head import head_logits
 from rl.model.policy import Policy
+from rl.sampling.choice import Choice
 
 # many tokenizers would take the blanks before punctuation out of a text, which is then not what was sampled
 TO_THE_LETTER = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
@@ -23,9 +24,13 @@ def scaled_logits(policy: Policy, hidden: Tensor, temperature: float) -> Tensor:
     return scores if temperature == 1 else scores.div_(temperature)
 
 
-def chosen(scores: Tensor, greedy: Tensor | bool, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def chosen(
+    scores: Tensor, greedy: Tensor | bool, uniform: Tensor, choice: Choice | None = None
+) -> tuple[Tensor, Tensor]:
     """[B] tokens and their log-probs, by scores [B, V], which are used up: drawn by [B] uniform numbers, or, of rows
-    that are `greedy` [B] or if all are, the most likely ones."""
+    that are `greedy` [B] or if all are, the most likely ones. `choice`: to draw by, where there is one."""
+    if choice is not None and greedy is False:
+        return choice(scores, uniform)
     scores = scores.sub_(scores.amax(-1, keepdim=True))
     weights = scores.exp()
     if greedy is True:

@@ -3,26 +3,25 @@
 Legend: B rows, K heads of keys, R query heads of each, D head size.
 """
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from rl.model.attention import Grid, joint, laid_out
+from rl.model.lean import Kernels
 from rl.sampling.cache import SlotCache
 
 LENGTH = 200  # positions of a prompt, and of a row: a program takes them in several parts
 APART = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # as a share, in the mean
 
 
-def refusal(kernels: ModuleType, heads: int, keys: int, size: int, dtype: torch.dtype, device: torch.device) -> str:
+def refusal(kernels: Kernels, heads: int, keys: int, size: int, dtype: torch.dtype, device: torch.device) -> str:
     """Why the kernels are not for a model of so many heads of queries and of keys; nothing where they are. Raises what
-    Triton raises where one cannot be compiled: each number of queries of a program has a kernel of its own."""
-    if dtype not in APART:
+    Triton raises where one cannot be compiled."""
+    if dtype not in kernels.DTYPES:
         return f"they are not for {dtype}"
     draws = torch.Generator(device).manual_seed(0)
     share = heads // keys
-    for queries in (1, kernels.MOST // 2, kernels.MOST, 2 * kernels.MOST):
+    for queries in kernels.TRIED:
         apart = _apart(kernels, max(1, queries // share), (heads, keys, size), dtype, draws)
         if not apart <= APART[dtype]:  # nor where it is not a number
             return f"their results are others, by {apart:.2g} of their size"
@@ -30,7 +29,7 @@ def refusal(kernels: ModuleType, heads: int, keys: int, size: int, dtype: torch.
 
 
 def _apart(
-    kernels: ModuleType, columns: int, model: tuple[int, int, int], dtype: torch.dtype, draws: torch.Generator
+    kernels: Kernels, columns: int, model: tuple[int, int, int], dtype: torch.dtype, draws: torch.Generator
 ) -> float:
     """How far they are from the same attention in float32, for one row more than so many, of two places."""
     heads, K, D = model  # noqa: N806

@@ -27,10 +27,12 @@ class Rows:
         self, policy: Policy, slots: Slots, rows: int, places: int, prompt: int, own: int, kept: Kept | None
     ) -> None:
         device = policy.device
-        self.cache = SlotCache(rows, places, own, prompt, share=slots.share, grows=slots.grows)
-        self.kept = kept if slots.share else None  # what rows may begin with
         self.lean = slots.lean
+        self.choice = slots.choice
         self.reads_what_is_seen = slots.lean is not None and slots.lean.kernels is not None  # however many positions
+        dense = not self.reads_what_is_seen
+        self.cache = SlotCache(rows, places, own, prompt, share=slots.share, grows=slots.grows, dense=dense)
+        self.kept = kept if slots.share else None  # what rows may begin with
         self.tokens = torch.zeros((rows, own), dtype=torch.int64, device=device)
         self.logprobs = torch.zeros((rows, own), device=device)
         self.noise = torch.zeros((rows, own), device=device)
@@ -109,7 +111,9 @@ class Rows:
         drawn, rows = self.drawn[first:last], torch.arange(first, last, device=hidden.device)
         each = [draw.noise is None for draw in draws[first:]]
         greedy = each[0] if len(set(each)) == 1 else torch.tensor(each, device=hidden.device)
-        token, logprobs = chosen(scaled_logits(policy, hidden, temperature), greedy, self.noise[rows, drawn])
+        token, logprobs = chosen(
+            scaled_logits(policy, hidden, temperature), greedy, self.noise[rows, drawn], self.choice
+        )
         self.tokens[rows, drawn] = token
         self.logprobs[rows, drawn] = logprobs
         ended = (token[:, None] == ends).any(1).tolist() if len(ends) else [False] * len(hidden)

@@ -3,18 +3,22 @@
 import bisect
 import logging
 import math
+import subprocess
 
 import torch
 from torch import Tensor
 
 from rl.model.attention import Grid, NotSharedError
+from rl.model.compiled import NoCompilerError
+from rl.model.cpu_kernels import CpuKernels
 from rl.model.head import attention_of
-from rl.model.lean import LeanDecoder
+from rl.model.lean import Kernels, LeanDecoder
 from rl.model.memory import NoRoomError, is_out_of_memory, spare_bytes
 from rl.model.policy import Policy
 from rl.model.trial import states_apart, states_tolerance
 from rl.model.unloadable import reason
 from rl.sampling.cache import Filling, SlotCache, run
+from rl.sampling.choice import Choice
 from rl.sampling.kernel_trial import refusal
 
 logger = logging.getLogger(__name__)
@@ -41,6 +45,7 @@ class Slots:
         self.share = _agrees(policy, plain)
         # the decoder to use, if not the model's
         self.lean = _lean(policy, plain) if self.share and LeanDecoder.takes(policy.model) else None
+        self.choice = _choice() if policy.device.type == "cpu" else None
 
     def capacity(self, count: int, prompts: int, prompt: int, own: int) -> tuple[int, int]:
         """Rows and places for so many sequences behind so many prompts, of at most that many positions each."""
@@ -98,23 +103,47 @@ def _probe(policy: Policy, *, share: bool, lean: LeanDecoder | None = None) -> t
 
 
 def _lean(policy: Policy, plain: Tensor) -> LeanDecoder | None:
-    """A decoder of the model's own results; on CUDA with kernels for its attention, if they can be had there."""
-    if policy.device.type == "cuda":
+    """A decoder of the model's own results, with kernels for its attention, if they can be had."""
+    lean = LeanDecoder(policy.model)
+    if policy.device.type == "cuda" or (policy.device.type == "cpu" and plain.dtype in CpuKernels.DTYPES):
         try:
-            from rl.model import kernels
-
-            lean = LeanDecoder(policy.model, kernels)
+            kernels = _kernels(policy.device, *lean.heads)
+            found = LeanDecoder(policy.model, kernels)
             why = refusal(kernels, *lean.heads, plain.dtype, policy.device)
-            if not why and _agrees(policy, plain, lean):
-                return lean
+            if not why and _agrees(policy, plain, found):
+                return found
             why = why or "with them the model's results are others"
-        except Exception as error:  # no Triton, no compiler of C that it needs, a device that it does not know
+        except Exception as error:  # no Triton, no compiler of C that they need, a device that it does not know
             if is_out_of_memory(error):
                 raise
             why = reason(error)
-        logger.warning("decoding is slower than it could be here: no kernels for its attention, because %s", why)
-    lean = LeanDecoder(policy.model)
+            _slower("no kernels for its attention", why, error)
+        else:
+            _slower("no kernels for its attention", why)
     return lean if _agrees(policy, plain, lean) else None
+
+
+def _choice() -> Choice | None:
+    """What draws tokens on a processor, if it can be had."""
+    try:
+        return Choice()
+    except (NoCompilerError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+        _slower("none is drawn by compiled code", reason(error), error)
+        return None
+
+
+def _slower(what: str, why: str, error: Exception | None = None) -> None:
+    """Say it; of a compiler, which many do not have, `rlvf doctor` does."""
+    level = logging.INFO if isinstance(error, NoCompilerError) else logging.WARNING
+    logger.log(level, "decoding is slower than it could be here: %s, because %s", what, why)
+
+
+def _kernels(device: torch.device, queries: int, keys: int, size: int) -> Kernels:
+    if device.type == "cpu":
+        return CpuKernels(size, queries // keys)
+    from rl.model import kernels  # Triton is there on CUDA alone
+
+    return kernels
 
 
 def _agrees(policy: Policy, plain: Tensor, lean: LeanDecoder | None = None) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rl.model.attention import Grid, columns_of, laid_out
+from rl.model.lean import Kernels
 from rl.sampling.cache import SlotCache
 
 INTERPRETED = Path(sys.prefix, "interpreted")  # where `make system-tests-packages` puts Triton
@@ -39,14 +40,14 @@ def test_attention_is_that_of_each_row_alone(
         from rl.model import kernels
 
         monkeypatch.setattr(kernels, "TILE", 1)
-        check({"FEW": FEW, "MANY": MANY}[places], size, heads, keys)
+        check(kernels, {"FEW": FEW, "MANY": MANY}[places], size, heads, keys)
         return
     alone(
         [
             "from rl.model import kernels",
             f"from {__spec__.name} import check, {places}",
             "kernels.TILE = 1",  # the fewest keys at a time, so that there are several times
-            f"check({places}, {size}, {heads}, {keys})",
+            f"check(kernels, {places}, {size}, {heads}, {keys})",
         ]
     )
 
@@ -75,7 +76,7 @@ def alone(lines: Sequence[str]) -> None:
     subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=Path(__file__).parents[3], env=environment, check=True)
 
 
-def check(places: Sequence[int], size: int, heads: int, keys: int) -> None:
+def check(kernels: Kernels, places: Sequence[int], size: int, heads: int, keys: int) -> None:
     """With weights for the norms of heads, and without, where memory that is taken holds what it likes."""
     take = torch.Tensor.new_empty
 
@@ -86,12 +87,10 @@ def check(places: Sequence[int], size: int, heads: int, keys: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "new_empty", taken)
         for normed in (True, False):
-            check_one(places, size, heads, keys, normed=normed)
+            check_one(kernels, places, size, heads, keys, normed=normed)
 
 
-def check_one(places: Sequence[int], size: int, heads: int, keys: int, *, normed: bool) -> None:
-    from rl.model import kernels
-
+def check_one(kernels: Kernels, places: Sequence[int], size: int, heads: int, keys: int, *, normed: bool) -> None:
     torch.manual_seed(0)
     there, rows = len(places), len(places) + 3
     cache = SlotCache(rows, 4, ROOM, LONGEST, share=True, grows=False)

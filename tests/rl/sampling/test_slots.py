@@ -13,7 +13,7 @@ from rl.model.memory import NoRoomError
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling import engine as engine_module
-from rl.sampling import slots
+from rl.sampling import kernel_trial, slots
 from rl.sampling.cache import SlotCache
 from rl.sampling.engine import Engine
 from rl.sampling.rows import Rows
@@ -37,7 +37,16 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
             found.append((cache.nbytes, len(given[0])))
         return result
 
+    kept = SlotCache.kept
+
+    def read(cache: SlotCache, layer: int) -> Any:  # where kernels write to it
+        result = kept(cache, layer)
+        if cache.rows.positions not in (1, kernel_trial.LENGTH):  # no probe, no trial
+            found.append((cache.nbytes, len(cache.at)))
+        return result
+
     monkeypatch.setattr(SlotCache, "update", watched)
+    monkeypatch.setattr(SlotCache, "kept", read)
     return found
 
 

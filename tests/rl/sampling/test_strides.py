@@ -131,8 +131,8 @@ def test_memory_that_runs_out_in_a_stride_costs_no_token(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
         decode(cache, at, *given, **named)
 
-    monkeypatch.setattr(SlotCache, "decode", limited)
     engine = made(policy)
+    monkeypatch.setattr(SlotCache, "decode", limited)
     draws = added(engine, policy)
     run(engine)
     check_same(draws, expected)

@@ -1,0 +1,89 @@
+"""Attention of a decoding step on a processor: `cpu_kernels.c`, compiled on the machine itself for a shape of heads.
+
+`rl.model.attention.joint` is the same computation in tensors, which takes several times as long. In float32 alone.
+
+Legend: B rows, K heads of keys, R query heads of each, D head size.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rl.model.attention import Shared
+from rl.model.compiled import ADDRESS, NUMBER, REAL, compiled, in_parts
+from rl.model.lean import gated
+
+SOURCE = Path(__file__).with_suffix(".c")
+ROWS = 64  # of a thread, at least
+
+
+class CpuKernels:
+    """Of a D and an R; see `rl.model.kernels` for those of a GPU."""
+
+    DTYPES: Sequence[torch.dtype] = (torch.float32,)
+    TRIED: Sequence[int] = (1, 9)
+
+    def __init__(self, size: int, share: int) -> None:
+        """Raises what `compiled` raises."""
+        library = compiled(SOURCE, SIZE=size, SHARE=share)
+        self._normalize = library.normalize
+        self._normalize.argtypes = (NUMBER, NUMBER, ADDRESS, ADDRESS, REAL, ADDRESS)
+        self._normalize.restype = None
+        self._gate = library.gate
+        self._gate.argtypes = (NUMBER, NUMBER, ADDRESS, ADDRESS)
+        self._gate.restype = None
+        self._attend = library.attend
+        self._attend.argtypes = (
+            *(NUMBER, NUMBER, NUMBER, ADDRESS, ADDRESS, ADDRESS, ADDRESS),
+            *(ADDRESS, REAL, ADDRESS, ADDRESS, REAL),
+            *(ADDRESS, ADDRESS, NUMBER, ADDRESS),
+            *(ADDRESS, ADDRESS, NUMBER, ADDRESS),
+            *(ADDRESS, NUMBER, ADDRESS),
+        )
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        norms: Tensor | None,
+        epsilon: float,
+        cos: Tensor,
+        sin: Tensor,
+        scaling: float,
+        shared: Shared,
+        layer: int,
+    ) -> Tensor:
+        """[B, K * R * D] of one new token of each row, whose key and value are kept: arguments as of
+        `rl.model.kernels.attend`. Raises MemoryError where there is none for the scores of a row."""
+        own, prompts = shared.kept(layer)
+        (_, K, positions, _), B = own[0].shape, len(query)  # noqa: N806
+        found = query.new_empty(query.shape)
+        cos, sin, points = cos.contiguous(), sin.contiguous(), shared.grid.points
+        given = (
+            *(K, query.data_ptr(), key.data_ptr(), value.data_ptr()),
+            (ctypes.c_int64 * 3)(query.stride(0), key.stride(0), value.stride(0)),
+            *(None if norms is None else norms.data_ptr(), epsilon, cos.data_ptr(), sin.data_ptr(), scaling),
+            *(own[0].data_ptr(), own[1].data_ptr(), positions, shared.at.data_ptr()),
+            *(prompts[0].data_ptr(), prompts[1].data_ptr(), prompts[0].shape[2], shared.prompt_lengths.data_ptr()),
+            *(None if points is None else points.data_ptr(), shared.grid.columns, found.data_ptr()),
+        )
+        in_parts(self._attend, B, ROWS, *given)
+        return found
+
+    def rms_norm(self, states: Tensor, shape: Sequence[int], weight: Tensor, epsilon: float) -> Tensor:
+        """As `torch.nn.functional.rms_norm` of states [B, H], which takes six calls."""
+        found = torch.empty_like(states)
+        self._normalize(len(states), shape[0], states.data_ptr(), weight.data_ptr(), epsilon, found.data_ptr())
+        return found
+
+    def gated(self, states: Tensor, up: Tensor | None = None) -> Tensor:
+        """See `rl.model.lean.gated`."""
+        if up is not None:
+            return gated(states, up)
+        found = states.new_empty(len(states), states.shape[1] // 2)
+        self._gate(*found.shape, states.data_ptr(), found.data_ptr())
+        return found
