@@ -14,8 +14,7 @@ from typing import TextIO
 from flows.benches.shapes import ENGINES, LARGE, SHAPES, of_policy
 from flows.commands.command import Command
 from flows.config import MAX_STALENESS
-from flows.start.model_files import CONFIG
-from flows.start.preflight import check_model
+from flows.start.preflight import check_model, check_shape
 from flows.start.whole_paths import whole_problems
 from infra.home import runs_uri
 from infra.interrupts import put_off
@@ -222,8 +221,7 @@ def _generate(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
 
 def _fit(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
     _between(given, 1, math.inf, "tokens")
-    if not (Path(given.policy) / CONFIG).is_file():  # of a folder, it is enough
-        check_model(given.policy, runs_uri())
+    check_shape(given.policy, runs_uri())
     # with torch: not before the command line is known to be good
     with put_off():
         from rl.loading.capacity import fits

@@ -13,7 +13,7 @@ from pathlib import Path
 from flows.commands.command import Command
 from flows.config import TrainConfig
 from flows.options.reading import read_config
-from flows.start.preflight import check_model
+from flows.start.preflight import check_shape
 from infra.checks.cluster import cluster_checks, storage_checks
 from infra.checks.installed import check_constraints, check_requirements
 from infra.checks.machine import Check, placement_checks, route_checks
@@ -29,6 +29,7 @@ from infra.services.addresses import adopt_endpoint, running
 from infra.services.http import status_of
 from infra.services.of_home import known_addresses
 from infra.services.scheduler import ask
+from rl.compiler import NoCompilerError, c_compiler
 from rl.config import TINY
 
 EXAMPLES = """
@@ -80,6 +81,7 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
         yield check_constraints(CONSTRAINTS)
     here = this_machine(detect_device())
     yield Check("machine", "ok", f"{here.device} ({here.name}), {here.memory_gb:g} GB, {here.cores} cores")
+    yield check_compiler()
     if has_certificates(home):
         yield check_certificate(home)
     chosen = storage or os.environ.get("RLVF_STORAGE")  # the bundle, too, sets that
@@ -125,7 +127,7 @@ def check_fit(model: str) -> Check:
         from rl.model.policy import UnknownModelError
 
     try:
-        check_model(model, runs_uri())
+        check_shape(model, runs_uri())
         found = fits(model)
     except (ValueError, UnknownModelError) as error:
         return Check("fit", "fail", str(error), "see docs/models.md")
@@ -137,6 +139,14 @@ def check_fit(model: str) -> Check:
     if fitting[0].method != "full":
         return Check("fit", "warn", said, f"give --{fitting[0].method.replace(', ', ' --')}")
     return Check("fit", "ok", said)
+
+
+def check_compiler() -> Check:
+    """Whether kernels can be compiled here."""
+    try:
+        return Check("compiler", "ok", c_compiler())
+    except NoCompilerError as error:
+        return Check("compiler", "warn", f"{error}: generation takes longer", "install gcc or clang")
 
 
 def check_certificate(home: Path) -> Check:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flows.config import TrainConfig
 from flows.start.defaults import with_defaults
-from flows.start.model_files import ModelFilesError, UnknownModel, find_model
+from flows.start.model_files import CONFIG, ModelFilesError, UnknownModel, find_model
 from flows.start.runs import NEWEST, meant
 from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
 from infra.home import rlvf_home
@@ -26,6 +26,12 @@ from rl.records import Problem
 from rl.sampling.server import Server
 from tasks.calls.episodes import try_environment
 from tasks.sets.problem_set import ProblemSet
+
+
+def check_shape(model: str, runs: str) -> None:
+    """Refuse a model of which not even the shape can be known: of a folder, its configuration is enough."""
+    if not (Path(model) / CONFIG).is_file():
+        check_model(model, runs)
 
 
 @functools.cache  # a command asks before it starts anything, its flow before it makes a run

@@ -69,14 +69,38 @@ def laid_out(place_of: Sequence[int], places: int, columns: int) -> tuple[list[i
     return rows, points
 
 
-class Shared(Protocol):
-    """What `attend` needs of the cache."""
+class Seen(Protocol):
+    """What kernels need of the cache."""
 
-    grid: Grid
+    @property
+    def grid(self) -> Grid: ...
+
+    @property
+    def at(self) -> Tensor:
+        """[B] the index of each row's new key among its own."""
+
+    @property
+    def prompt_lengths(self) -> Tensor:
+        """[M]."""
+
+    @property
+    def kept_in(self) -> Tensor | None:
+        """[B] among whose keys each row's are, where rows are tokens that follow one another; None: its own."""
+
+    @property
+    def parts(self) -> Sequence[int] | None:
+        """Bounds of rows between which none follows another; None: none does."""
+
+    def kept(self, layer: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """All that is kept of a layer, where the new ones are to be written: keys and values [rows, H, positions, D] of
+        rows, and [places, H, positions, D] of prompts."""
+
+
+class Shared(Seen, Protocol):
+    """What `attend` needs of it."""
+
     mask: Tensor  # what the model is given in place of one
     current: tuple[Tensor, Tensor]  # own keys and values of the layer, as last given
-    at: Tensor  # [B] the index of each row's new key among its own
-    prompt_lengths: Tensor  # [M]
 
     @property
     def own_bias(self) -> Tensor | None:
@@ -91,10 +115,6 @@ class Shared(Protocol):
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keep those [B, H, 1, D] of a layer; [B, H, L, D] of the rows."""
-
-    def kept(self, layer: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """All that is kept of a layer, where the new ones are to be written: keys and values [rows, H, positions, D] of
-        rows, and [places, H, positions, D] of prompts."""
 
 
 def attend(

@@ -5,9 +5,8 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rl.compiler import c_compiler
 from rl.model.processor import MEASURED, processor
 
 # sums in any order, as vectors take; infinities and what is no number stay as they are
@@ -27,20 +27,16 @@ SECONDS = 60  # for the compiler
 ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-class NoCompilerError(RuntimeError):
-    """There is none of C here."""
-
-
 @cache
 def compiled(source: Path, **defined: int) -> ctypes.CDLL:
     """The library of a file of C, with these macros.
 
     Raises:
-        NoCompilerError: see there.
+        NoCompilerError: there is none.
         ValueError: the compiler does not compile it.
         OSError, subprocess.TimeoutExpired: it cannot be run, or what it made cannot be kept or loaded.
     """
-    compiler = _compiler()
+    compiler = c_compiler()
     options = (*FLAGS, f"-I{source.parent}", *(f"-D{name}={value}" for name, value in defined.items()))
     texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
     made_of = "\n".join([*texts, *FLAGS, repr(defined), compiler, processor()])
@@ -61,13 +57,17 @@ def compiled(source: Path, **defined: int) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))
 
 
-def in_parts(function: Callable[..., int], rows: int, least: int, *given: Any) -> None:
-    """``function(first, last, *given)`` of all rows, by as many threads as torch has, of ``least`` rows each at least.
-    Raises MemoryError where one says that it has none."""
-    parts = max(1, min(torch.get_num_threads(), rows // least))
-    bounds = [rows * part // parts for part in range(parts + 1)]
-    others = [_threads().submit(function, *part, *given) for part in pairwise(bounds[1:])]
-    failed = function(0, bounds[1], *given)
+def bounds(rows: int, least: int) -> list[int]:
+    """The bounds of so many rows for each of torch's threads, of at least so many rows each."""
+    count = max(1, min(torch.get_num_threads(), rows // least))
+    return [rows * part // count for part in range(count + 1)]
+
+
+def in_parts(function: Callable[..., int], between: Sequence[int], *given: Any) -> None:
+    """``function(first, last, *given)`` of the rows between any two bounds, beside each other. Raises MemoryError where
+    one says so."""
+    others = [_threads().submit(function, *part, *given) for part in pairwise(between[1:])]
+    failed = function(*between[:2], *given)
     if any([failed, *(other.result() for other in others)]):
         raise MemoryError("no memory for the scores of a row")
 
@@ -76,13 +76,3 @@ def in_parts(function: Callable[..., int], rows: int, least: int, *given: Any) -
 def _threads() -> ThreadPoolExecutor:
     """Of this process: what is in C leaves the interpreter to others."""
     return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), "compiled")
-
-
-def _compiler() -> str:
-    found = shutil.which(os.environ.get("CC") or "cc")
-    # on a Mac without its developer tools `cc` is a program that opens a window and offers them
-    if found and sys.platform == "darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
-        found = None
-    if found is None:
-        raise NoCompilerError("there is no compiler of C here (`cc`)")
-    return found

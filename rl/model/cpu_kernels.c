@@ -106,13 +106,14 @@ void gate(int64_t rows, int64_t width, const float *given, float *out)
 }
 
 /* [B, K * R * D] of the rows from `first` to `last`, by queries [B, K * R * D], keys and values [B, K * D], whose rows
- * are `strides` apart; the new key and value are kept at `at` [B] of the row's [B, K, L, D]. `points` [B] of rows, in
- * places of so many `columns`, may be 0: they are one after another. 1 where there is no memory, else 0. */
+ * are `strides` apart; the new key and value are kept at `at` [B] of [.., K, L, D], of the row, or of that in `kept_in` [B]
+ * if it is not 0: a row may be behind another one that is kept there, too. `points` [B] of rows, in places of so many
+ * `columns`, may be 0: they are one after another. 1 where there is no memory, else 0. */
 int attend(int64_t first, int64_t last, int64_t K, const float *query, const float *key, const float *value,
            const int64_t *strides, const float *norms, float epsilon, const float *cos, const float *sin, float scaling,
-           float *own_keys, float *own_values, int64_t own_positions, const int64_t *at, const float *prompt_keys,
-           const float *prompt_values, int64_t prompt_positions, const int64_t *lengths, const int64_t *points,
-           int64_t columns, float *out)
+           float *own_keys, float *own_values, int64_t own_positions, const int64_t *kept_in, const int64_t *at,
+           const float *prompt_keys, const float *prompt_values, int64_t prompt_positions, const int64_t *lengths,
+           const int64_t *points, int64_t columns, float *out)
 {
     int64_t room = own_positions + prompt_positions + LANES;
     float *scores = malloc(sizeof(float) * SHARE * room);
@@ -120,9 +121,10 @@ int attend(int64_t first, int64_t last, int64_t K, const float *query, const flo
         return 1;
     for (int64_t row = first; row < last; row++) {
         int64_t place = (points ? points[row] : row) / columns, before = lengths[place], own = at[row] + 1;
+        int64_t kept = kept_in ? kept_in[row] : row;
         for (int64_t head = 0; head < K; head++) {
-            float *keys = own_keys + (row * K + head) * own_positions * SIZE;
-            float *values = own_values + (row * K + head) * own_positions * SIZE;
+            float *keys = own_keys + (kept * K + head) * own_positions * SIZE;
+            float *values = own_values + (kept * K + head) * own_positions * SIZE;
             const float *their_keys = prompt_keys + (place * K + head) * prompt_positions * SIZE;
             const float *their_values = prompt_values + (place * K + head) * prompt_positions * SIZE;
             float queries[SHARE * SIZE], found[SHARE * SIZE] = {0}, totals[SHARE];

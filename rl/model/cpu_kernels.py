@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rl.model.attention import Shared
-from rl.model.compiled import ADDRESS, NUMBER, REAL, compiled, in_parts
+from rl.model.attention import Seen
+from rl.model.compiled import ADDRESS, NUMBER, REAL, bounds, compiled, in_parts
 from rl.model.lean import gated
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -25,6 +25,7 @@ class CpuKernels:
 
     DTYPES: Sequence[torch.dtype] = (torch.float32,)
     TRIED: Sequence[int] = (1, 9)
+    FOLLOWING = True
 
     def __init__(self, size: int, share: int) -> None:
         """Raises what `compiled` raises."""
@@ -39,7 +40,7 @@ class CpuKernels:
         self._attend.argtypes = (
             *(NUMBER, NUMBER, NUMBER, ADDRESS, ADDRESS, ADDRESS, ADDRESS),
             *(ADDRESS, REAL, ADDRESS, ADDRESS, REAL),
-            *(ADDRESS, ADDRESS, NUMBER, ADDRESS),
+            *(ADDRESS, ADDRESS, NUMBER, ADDRESS, ADDRESS),
             *(ADDRESS, ADDRESS, NUMBER, ADDRESS),
             *(ADDRESS, NUMBER, ADDRESS),
         )
@@ -54,11 +55,11 @@ class CpuKernels:
         cos: Tensor,
         sin: Tensor,
         scaling: float,
-        shared: Shared,
+        shared: Seen,
         layer: int,
     ) -> Tensor:
-        """[B, K * R * D] of one new token of each row, whose key and value are kept: arguments as of
-        `rl.model.kernels.attend`. Raises MemoryError where there is none for the scores of a row."""
+        """[B, K * R * D] of one new token of each row, or of tokens that follow one another, whose keys and values are
+        kept: arguments as of `rl.model.kernels.attend`. Raises MemoryError where there is none for a row's scores."""
         own, prompts = shared.kept(layer)
         (_, K, positions, _), B = own[0].shape, len(query)  # noqa: N806
         found = query.new_empty(query.shape)
@@ -67,11 +68,12 @@ class CpuKernels:
             *(K, query.data_ptr(), key.data_ptr(), value.data_ptr()),
             (ctypes.c_int64 * 3)(query.stride(0), key.stride(0), value.stride(0)),
             *(None if norms is None else norms.data_ptr(), epsilon, cos.data_ptr(), sin.data_ptr(), scaling),
-            *(own[0].data_ptr(), own[1].data_ptr(), positions, shared.at.data_ptr()),
+            *(own[0].data_ptr(), own[1].data_ptr(), positions),
+            *(None if shared.kept_in is None else shared.kept_in.data_ptr(), shared.at.data_ptr()),
             *(prompts[0].data_ptr(), prompts[1].data_ptr(), prompts[0].shape[2], shared.prompt_lengths.data_ptr()),
             *(None if points is None else points.data_ptr(), shared.grid.columns, found.data_ptr()),
         )
-        in_parts(self._attend, B, ROWS, *given)
+        in_parts(self._attend, bounds(B, ROWS) if shared.parts is None else shared.parts, *given)
         return found
 
     def rms_norm(self, states: Tensor, shape: Sequence[int], weight: Tensor, epsilon: float) -> Tensor:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rl.model.attention import Shared
+from rl.model.attention import Seen
 from rl.model.lean import gated as gated  # two kernels, beside products that take far longer
 
 TILE = 2**14  # bytes of the keys that a program takes at a time; with their values and the next ones, 64 KiB
@@ -26,6 +26,7 @@ MOST = 64  # queries of a program
 DTYPES: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16)
 # numbers of queries that share keys, by which they are tried: each has a kernel of its own
 TRIED: Sequence[int] = (1, MOST // 2, MOST, 2 * MOST)
+FOLLOWING = False
 rms_norm = F.rms_norm  # one kernel already
 
 
@@ -38,7 +39,7 @@ def attend(
     cos: Tensor,
     sin: Tensor,
     scaling: float,
-    shared: Shared,
+    shared: Seen,
     layer: int,
 ) -> Tensor:
     """[B, K * R * D] of one new token of each row, whose key and value are kept.

@@ -1,4 +1,4 @@
-"""The decoder of Llama, Qwen2 and Qwen3 for one new token of each row, with fewer calls than transformers makes.
+"""The decoder of Llama, Qwen2 and Qwen3 for a new token of each row, with fewer calls than transformers makes.
 
 A small model's step takes as long to call as to compute, and a GPU's as long to begin its kernels. So queries and keys
 are normalised and rotated together here, and sums are part of the products before them. Of a small model matrices that
@@ -9,14 +9,14 @@ Legend: B rows, H hidden size, Q query heads, K heads of keys, D head size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from rl.model.attention import Shared, joint
+from rl.model.attention import Seen, Shared, joint
 
 KINDS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 LARGEST = 2**26  # bytes of the parameters of a model whose matrices are copied
@@ -41,6 +41,7 @@ class Kernels(Protocol):
 
     DTYPES: Sequence[torch.dtype]  # of the models that they are for
     TRIED: Sequence[int]  # numbers of queries that share keys, by which they are tried
+    FOLLOWING: bool  # whether they are for tokens that follow one another, too: see `Shared.kept_in`
 
     def attend(
         self,
@@ -52,7 +53,7 @@ class Kernels(Protocol):
         cos: Tensor,
         sin: Tensor,
         scaling: float,
-        shared: Shared,
+        shared: Seen,
         layer: int,
     ) -> Tensor:
         """[B, K * R * D] of one new token of each row, whose key and value are kept."""
@@ -88,6 +89,11 @@ class LeanDecoder:
         self._layers: list[Layer] = []
         self._made_of: object = None
         self.follow()
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is for tokens that follow one another, too."""
+        return self.kernels is not None and self.kernels.FOLLOWING
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -148,8 +154,8 @@ class LeanDecoder:
     def _together(self, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (torch.cat(parameters),) if self._copies else parameters
 
-    def __call__(self, ids: Tensor, positions: Tensor, shared: Shared) -> Tensor:
-        """[B, 1, H] last hidden states of tokens [B, 1] at these positions."""
+    def __call__(self, ids: Tensor, positions: Tensor, shared: Seen) -> Tensor:
+        """[B, 1, H] last hidden states of tokens [B, 1] at these positions, one of each row, unless it `follows`."""
         hidden: Tensor = self._decoder.embed_tokens(ids)[:, 0]
         cos, sin = self._decoder.rotary_emb(hidden[:, None], positions)  # [B, 1, D] each
         half = self._size // 2
@@ -162,7 +168,7 @@ class LeanDecoder:
         normed: Tensor = self._rms_norm(hidden, hidden.shape[1:], self._decoder.norm.weight, self._epsilon)
         return normed[:, None]
 
-    def _attention(self, number: int, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor, shared: Shared) -> Tensor:
+    def _attention(self, number: int, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor, shared: Seen) -> Tensor:
         rows, queries, keys, size = len(hidden), self._queries, self._keys, self._size
         states = self._rms_norm(hidden, hidden.shape[1:], layer.before_attention, self._epsilon)
         made: list[Tensor] = [F.linear(states, *given) for given in zip(layer.projections, layer.biases, strict=True)]
@@ -172,6 +178,7 @@ class LeanDecoder:
             norms, epsilon, scaling = layer.head_norms, self._epsilon, self._scaling
             found = self.kernels.attend(query, key, value, norms, epsilon, cos, sin, scaling, shared, number)
             return torch.addmm(hidden, found, layer.output.t())
+        shared = cast(Shared, shared)
         heads = (made[0] if len(made) == 1 else torch.cat(made, -1)).view(rows, queries + 2 * keys, size)
         both = heads[:, : queries + keys]
         if layer.head_norms is not None:

@@ -123,6 +123,7 @@ class SlotCache:
     ) -> None:
         """`own` and `prompt`: positions of a completion and of a prompt at most."""
         self.share = share
+        self.kept_in = self.parts = None  # a decoding step has a token of each row
         self.rows = KeyValues(rows, own if share else prompt + own, grows=grows, dense=dense)
         self.prompts_kept = KeyValues(places, prompt, grows=grows)
         self._filling: Filling | Behind | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rl.model.compiled import ADDRESS, NUMBER, compiled, in_parts
+from rl.model.compiled import ADDRESS, NUMBER, bounds, compiled, in_parts
 
 SOURCE = Path(__file__).with_name("choose.c")
 ROWS = 16  # of a thread, at least
@@ -40,5 +40,5 @@ class Choice:
         scores, uniform = scores.contiguous(), uniform.contiguous()
         tokens, logprobs = torch.empty(len(scores), dtype=torch.int64), torch.empty(len(scores))
         made = scores.shape[1], scores.data_ptr(), uniform.data_ptr(), tokens.data_ptr(), logprobs.data_ptr()
-        in_parts(self._choose, len(scores), ROWS, *made)
+        in_parts(self._choose, bounds(len(scores), ROWS), *made)
         return tokens, logprobs

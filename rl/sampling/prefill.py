@@ -4,47 +4,40 @@ Legend: R rows of a pass, S its width.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rl.model.lean import LeanDecoder
 from rl.model.policy import Policy
 from rl.sampling.cache import Behind, Filling, SlotCache, run
+from rl.sampling.following import Prefill, states_behind
 
 POSITIONS = 16_384  # of a pass, those counted that its rows attend to
 WORTH, NEARLY = 512, 0.8  # positions at least of one that leaves out shorter rows, and how short these are
 
 
-class Prefill(NamedTuple):
-    """A row of a pass: tokens that stand one behind the other."""
-
-    ids: tuple[int, ...]
-    place: int  # of the prompt
-    row: int | None = None  # that begins with them; None: they are the prompt
-    front: int = 0  # positions of the prompt whose keys are in their place already
-    past: int = 0  # positions of the row whose keys are
-
-    @property
-    def before(self) -> int:
-        """Positions that it attends to and that are not computed."""
-        return self.front + self.past
-
-
-def prefilled(policy: Policy, cache: SlotCache, prefills: Sequence[Prefill]) -> Iterator[tuple[Prefill, Tensor]]:
-    """Leave these in the cache, either prompts or rows; each with the state [hidden] behind its last token."""
+def prefilled(
+    policy: Policy, cache: SlotCache, prefills: Sequence[Prefill], lean: LeanDecoder | None
+) -> Iterator[tuple[Prefill, Tensor]]:
+    """Leave these in the cache, either prompts or rows; each with the state [hidden] behind its last token. By `lean`
+    where that is for tokens that follow one another, without padding."""
+    if lean is not None and lean.follows:
+        for part in parts(prefills, padded=False):
+            yield from zip(part, states_behind(policy, cache, part, lean), strict=True)
+        return
     for part in parts(prefills):
         yield from zip(part, _pass(policy, cache, part), strict=True)
 
 
-def parts(prefills: Sequence[Prefill]) -> Iterator[Sequence[Prefill]]:
-    """Passes of at most POSITIONS, or of one row, the longest first. A row is padded to the longest of its pass: one
-    that is much shorter begins the next, once a pass is worth its start."""
+def parts(prefills: Sequence[Prefill], *, padded: bool = True) -> Iterator[Sequence[Prefill]]:
+    """Passes of at most POSITIONS, or of one row, the longest first. Where a row is padded to the longest of its pass,
+    one that is much shorter begins the next, once a pass is worth its start."""
     part: list[Prefill] = []
     before = 0
     for one in sorted(prefills, key=lambda each: -len(each.ids)):
         longest = len(part[0].ids) if part else 0
-        much_shorter = len(one.ids) < NEARLY * longest and len(part) * longest >= WORTH
+        much_shorter = padded and len(one.ids) < NEARLY * longest and len(part) * longest >= WORTH
         if part and ((len(part) + 1) * (longest + max(before, one.before)) > POSITIONS or much_shorter):
             yield part
             part, before = [], 0

@@ -14,8 +14,9 @@ from rl.model.attention import Grid
 from rl.model.policy import Policy
 from rl.sampling.cache import SlotCache, move, run
 from rl.sampling.decoding import StopStrings, chosen, scaled_logits
+from rl.sampling.following import Prefill
 from rl.sampling.kept import Kept, KeptPrompt
-from rl.sampling.prefill import Prefill, prefilled
+from rl.sampling.prefill import prefilled
 from rl.sampling.scheduling import Draw, Move, Scheduler
 from rl.sampling.slots import Slots
 
@@ -88,14 +89,14 @@ class Rows:
 
         restored = self._restored({place: draw.prompt for place, draw in new.items()})
         prompts = [Prefill(draw.prompt, place) for place, draw in new.items() if place not in restored]
-        for one, state in prefilled(policy, self.cache, prompts):
+        for one, state in prefilled(policy, self.cache, prompts, self.lean):
             self._set_state(one.place, state)
         assert self.prompt_states is not None
         found = self.prompt_states[of_place]
         fresh = torch.tensor([len(draw.tokens) == 0 for draw, _ in entered], device=device)
         self.cache.begin(rows[fresh], of_place[fresh])
         begun = [(draw, place, first + index) for index, (draw, place) in enumerate(entered) if len(draw.tokens)]
-        for one, state in prefilled(policy, self.cache, self._given(begun)):
+        for one, state in prefilled(policy, self.cache, self._given(begun), self.lean):
             assert one.row is not None
             found[one.row - first] = state
         self.counts += (len(draw.tokens) for draw, _ in entered)

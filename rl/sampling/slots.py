@@ -8,8 +8,8 @@ import subprocess
 import torch
 from torch import Tensor
 
+from rl.compiler import NoCompilerError
 from rl.model.attention import Grid, NotSharedError
-from rl.model.compiled import NoCompilerError
 from rl.model.cpu_kernels import CpuKernels
 from rl.model.head import attention_of
 from rl.model.lean import Kernels, LeanDecoder
@@ -19,6 +19,7 @@ from rl.model.trial import states_apart, states_tolerance
 from rl.model.unloadable import reason
 from rl.sampling.cache import Filling, SlotCache, run
 from rl.sampling.choice import Choice
+from rl.sampling.following import Prefill, states_behind
 from rl.sampling.kernel_trial import refusal
 
 logger = logging.getLogger(__name__)
@@ -94,8 +95,11 @@ def _probe(policy: Policy, *, share: bool, lean: LeanDecoder | None = None) -> t
     cache = SlotCache(1, 1, 1, PROBED, share=share, grows=False)
     tokens = policy.text.vocab_size // 2 + torch.arange(PROBED + 1, device=device)[None]  # there, none is special
     first, at = torch.zeros(1, dtype=torch.int64, device=device), torch.arange(PROBED, device=device)
-    cache.fill(Filling(first, None))
-    run(policy, cache, tokens[:, :-1], at[None], (at[:, None] >= at)[None, None])
+    if lean is not None and lean.follows:
+        states_behind(policy, cache, [Prefill(tuple(tokens[0, :-1].tolist()), 0)], lean)
+    else:
+        cache.fill(Filling(first, None))
+        run(policy, cache, tokens[:, :-1], at[None], (at[:, None] >= at)[None, None])
     cache.begin(first, first)
     behind, positions = first + PROBED, PROBED + 1
     cache.decode(first if share else behind, 1 if share else positions, Grid.of([0], 1, device), behind, PROBED)

@@ -73,6 +73,11 @@ def test_without_a_length_it_is_one_that_the_model_takes(tmp_path: Path, capsys:
     assert "at once (256)" in capsys.readouterr().out
 
 
+def test_of_a_folder_the_configuration_is_enough_for_doctor_too(tmp_path: Path) -> None:
+    build_model(600, 1, 0, 0).config.save_pretrained(tmp_path)
+    assert check_fit(str(tmp_path)).state == "ok"
+
+
 def test_doctor_says_of_a_model_that_is_not_there_that_it_is_not(tmp_path: Path) -> None:
     check = check_fit(str(tmp_path / "none"))
     assert (check.state, check.found) == ("fail", f"policy.model '{tmp_path}/none': there is no such folder")

@@ -54,10 +54,22 @@ def scheduler(start_scheduler: Any, tmp_path_factory: pytest.TempPathFactory) ->
 def test_one_machine_alone_is_well(capsys: pytest.CaptureFixture[str], home_folder: Path) -> None:
     code, found, _ = doctor(capsys)
     assert code == 0, found
-    assert set(found) == {"installed", "tested", "machine", "scheduler", "storage", "interface"}
+    assert set(found) == {"installed", "tested", "machine", "compiler", "scheduler", "storage", "interface"}
     assert "`rlvf train` starts what it needs" in found["scheduler"][0]["found"]
     assert "MB/s" in found["storage"][0]["found"]
     assert not home_folder.exists()
+
+
+def test_a_machine_without_a_compiler_is_slower_and_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    code, found, _ = doctor(capsys)
+    assert code == 0
+    (check,) = found["compiler"]
+    assert check["state"] == "warn"
+    assert "generation takes longer" in check["found"]
+    assert "gcc" in check["remedy"]
 
 
 def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers import PreTrainedTokenizerBase
 
+from rl.compiler import NoCompilerError
 from rl.model import compiled, cpu_kernels, processor
 from rl.model.attention import Grid
-from rl.model.compiled import NoCompilerError
 from rl.model.cpu_kernels import CpuKernels
 from rl.sampling.cache import SlotCache
 from rl.sampling.slots import Slots
@@ -92,12 +92,26 @@ def test_an_engine_draws_with_them_what_it_draws_without(
     policy = made(name, tokenizer)
     slots = Slots(policy, most=7)
     assert isinstance(slots.lean and slots.lean.kernels, CpuKernels)
-    monkeypatch.setattr(compiled, "_compiler", lambda: raises(NoCompilerError("there is none")))
+    monkeypatch.setattr(compiled, "c_compiler", lambda: raises(NoCompilerError("there is none")))
     compiled.compiled.cache_clear()
     without = Slots(policy, most=7)
     assert without.lean is not None
     assert without.lean.kernels is None
     assert differ(drawn(policy, slots), drawn(policy, without)) < 1e-5
+
+
+@needs_compiler
+def test_prompts_of_several_threads_are_those_of_one(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = made("qwen3", tokenizer)
+    monkeypatch.setattr(cpu_kernels, "ROWS", 2)
+    found, before = [], torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(drawn(policy, Slots(policy)))
+    torch.set_num_threads(before)
+    assert max(differ(found[0], other) for other in found[1:]) < 1e-5
 
 
 @needs_compiler

@@ -11,8 +11,8 @@ from rl.model.policy import Policy
 from rl.sampling import kept as kept_module
 from rl.sampling import prefill
 from rl.sampling.engine import Engine
+from rl.sampling.following import Prefill
 from rl.sampling.kept import Kept
-from rl.sampling.prefill import Prefill
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 from tests.rl.sampling.test_engine import check_same, run
@@ -28,9 +28,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     parts = prefill.parts
 
-    def counted(prefills: Sequence[Prefill]) -> Iterable[Sequence[Prefill]]:
+    def counted(prefills: Sequence[Prefill], **how: bool) -> Iterable[Sequence[Prefill]]:
         found.append(sum(len(one.ids) for one in prefills))
-        return parts(prefills)
+        return parts(prefills, **how)
 
     monkeypatch.setattr(prefill, "parts", counted)
     return found

@@ -9,7 +9,8 @@ import pytest
 from rl.model.policy import Policy
 from rl.sampling import prefill
 from rl.sampling.engine import Engine
-from rl.sampling.prefill import NEARLY, POSITIONS, WORTH, Prefill
+from rl.sampling.following import Prefill
+from rl.sampling.prefill import NEARLY, POSITIONS, WORTH
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 from tests.rl.sampling.test_engine import LIMIT, check_same, run
@@ -41,6 +42,7 @@ def test_completions_of_any_length_go_on_as_each_alone(
 ) -> None:
     policy = make_policy("qwen3", eager=5.0)
     monkeypatch.setattr(prefill, "WORTH", 8)
+    monkeypatch.setattr(prefill, "POSITIONS", 200)
     rng = np.random.default_rng(0)
     prompts = [policy.tokenizer(text)["input_ids"] for text in ("7", "add 3 and 4.", "take 12 minus 5, then add 1.")]
     given = [rng.integers(10, 100, length) for length in rng.permutation(30)]
@@ -57,8 +59,8 @@ def test_completions_of_any_length_go_on_as_each_alone(
     passes: list[int] = []
     parts = prefill.parts
 
-    def counted(prefills: Sequence[Prefill]) -> list[list[Prefill]]:
-        found = [list(part) for part in parts(prefills)]
+    def counted(prefills: Sequence[Prefill], **how: bool) -> list[list[Prefill]]:
+        found = [list(part) for part in parts(prefills, **how)]
         passes.append(len(found))
         return found
 

@@ -14,7 +14,7 @@ from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling import engine as engine_module
 from rl.sampling import kernel_trial, slots
-from rl.sampling.cache import SlotCache
+from rl.sampling.cache import KeyValues, SlotCache
 from rl.sampling.engine import Engine
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import uniforms
@@ -226,16 +226,16 @@ def test_rows_for_which_there_is_no_room_are_asked_for_by_half(
     assert asked[:4] == [18, 9, 4, 2]
 
 
-@pytest.mark.parametrize("where", ["_keep", "begin", "decode"])
+@pytest.mark.parametrize(("of", "where"), [(KeyValues, "of"), (SlotCache, "begin"), (SlotCache, "decode")])
 def test_a_sequence_for_which_there_is_no_room_is_one_line(
-    where: str, make_policy: Make, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+    of: type, where: str, make_policy: Make, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)")
 
     policy = make_policy()
     kept = Slots(policy)
-    monkeypatch.setattr(SlotCache, where, fail)
+    monkeypatch.setattr(of, where, fail)
     with pytest.raises(NoRoomError, match="tokens does not fit into the memory of cpu: give a smaller") as one:
         draw(policy, problems, slots=kept)
     assert "\n" not in str(one.value)
