@@ -36,7 +36,8 @@ class SyncConfig(BaseModel):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto",
-        description="of published weights; auto is the trainer's policy.dtype; int8, a scale for every row, is inexact",
+        description="of published weights; auto is the trainer's policy.dtype, of adapters policy.lora.base; int8, a "
+        "scale for every row, is inexact",
     )
     anchor_every: int = Field(
         32, ge=2, le=1024, description="versions, a power of two: the longest way that one difference goes"

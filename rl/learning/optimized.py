@@ -15,7 +15,7 @@ from torch import Tensor
 from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.optimizers import OptimizedMemory, build_optimizers, restore_state, standing_bytes, state_tensors
 from rl.learning.passes import Accumulation, Passes
-from rl.model.memory import room_for
+from rl.model.memory import less_memory, room_for
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.records import Learned
 
@@ -97,7 +97,9 @@ class Optimized(Generic[M]):
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.config.rate * rise
-                with room_for(f"the state of {self.config.name}", self.policy.device):
+                wide = self.config.name == "adamw" and self.config.state == "float32"
+                helps = (*(("optimizer.state 8bit",) if wide else ()), *less_memory(self.policy))
+                with room_for(f"the state of {self.config.name}", self.policy.device, helps):
                     optimizer.step()
             # a fused AdamW and bitsandbytes write past autograd's counters, by which sampling sees new weights
             torch.autograd.graph.increment_version(self.parameters)

@@ -26,8 +26,8 @@ class OptimizerConfig(BaseModel):
         None,
         gt=0,
         description="learning rate after the warm-up; none takes 3e-4 for a policy of less than 20M parameters, "
-        "falling to 1e-6 for one of 500M or more (rlvf sft and reward-model: 1e-3 to 1e-5), over the square root of "
-        "a staleness above 1, and says which",
+        "falling to 1e-6 for one of 500M or more (rlvf sft and reward-model: 1e-3 to 1e-5), ten times that, at most "
+        "2e-4, for adapters, over the square root of a staleness above 1, and says which",
     )
     warmup_steps: int = Field(5, ge=0, description="optimizer steps over which the learning rate rises to lr")
     decay: Literal["none", "linear", "cosine"] = Field(
@@ -44,7 +44,7 @@ class OptimizerConfig(BaseModel):
     checkpointing: Literal["auto", "on", "off"] = Field(
         "auto",
         description="of activations: the backward pass computes each layer again, for a third more time and a fraction "
-        "of the memory; auto where memory is short",
+        "of the memory; auto where memory is short, or would be more than the frozen model of adapters takes",
     )
 
     @model_validator(mode="after")

@@ -47,7 +47,7 @@ class Packed:
 
     tokens: Tensor  # [R, L]
     positions: Tensor  # [R, L]
-    mask: Tensor | BlockMask  # [R, 1, L, L]: see rl.model.blocks
+    mask: Tensor | BlockMask  # [R, 1, L, L]: see rl.model.blocks, and hidden_states
     rows: Tensor  # [N] the row of each completion token
     logit_positions: Tensor  # [N] the position in the row whose hidden state predicts it
     targets: Tensor  # [N] the token itself

@@ -2,16 +2,21 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import Packed, Row, balance, microbatches, pack, rows_of
 from rl.model.blocks import WIDTH, refusal
+from rl.model.head import shared_mask
 from rl.model.memory import (
     NoRoomError,
     checkpointed_bytes,
     is_out_of_memory,
     kept_by_position,
+    less_memory,
+    one_of,
     passing_bytes,
     release,
     room_for,
@@ -89,10 +94,11 @@ class Accumulation:
             release(self._policy.device)
             smaller = self.passes.smaller(self.config, longest)
             if smaller is None:
-                helps = "" if self.passes.checkpointing else "optimizer.checkpointing on, "
+                helps: tuple[str, ...] = () if self.passes.checkpointing else ("optimizer.checkpointing on",)
+                helps = (*helps, *less_memory(self._policy), "a smaller sampling.max_tokens")
                 raise NoRoomError(
                     f"one sequence of {longest:,} tokens in a forward pass does not fit into the memory of "
-                    f"{self._policy.device}: give {helps}a smaller sampling.max_tokens or a smaller policy.model"
+                    f"{self._policy.device}: give {one_of((*helps, 'a smaller policy.model'))}"
                 )
             self.passes = smaller
             said = f"out of memory; {self.passes} from now on"
@@ -109,10 +115,16 @@ class Accumulation:
         sums = dict[str, float]()
         rows = self._rows(rollouts, groups, passes, blocks=blocks)
         for part in microbatches(rollouts, rows, passes.positions, blocks=blocks):
-            packed = pack(rollouts, part, self._policy.device, blocks=blocks)
+            packed = self._pack(rollouts, part, blocks=blocks)
             for name, value in work(packed, passes.checkpointing).items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
+
+    def _pack(self, rollouts: Rollouts, part: Sequence[Row], *, blocks: bool) -> Packed:
+        packed = pack(rollouts, part, self._policy.device, blocks=blocks)
+        if not isinstance(packed.mask, torch.Tensor):
+            return packed
+        return replace(packed, mask=shared_mask(self._policy.model, packed.mask, self._policy.dtype))
 
     def _rows(self, rollouts: Rollouts, groups: Sequence[int], passes: Passes, *, blocks: bool) -> list[Row]:
         if not blocks:

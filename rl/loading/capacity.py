@@ -90,9 +90,11 @@ def _fit(name: str, rank: int, base: torch.dtype, dtype: torch.dtype, positions:
     left = spare_bytes(device, generator + trainer, processes=2)
     room = left - passing_bytes(policy, positions, device)
     kept, growth = _kept_by_position(policy)
+    shares = device.type == "cpu" and attention_of(policy.model) == "sdpa"  # a mask, all layers: see `shared_mask`
 
     def exceeds(length: int) -> bool:
-        return length * checkpointed_bytes(policy, kept + growth * length) > room
+        mask = dtype.itemsize * length**2 if shares else 0
+        return length * checkpointed_bytes(policy, kept + growth * length) + mask > room
 
     longest = bisect.bisect_left(range(1, LONGEST + 1), True, key=exceeds)
     method = f"policy.lora {rank}" + f", policy.lora.base {dtype_name(base)}" * (base != dtype)

@@ -78,7 +78,8 @@ def load_policy(
             # by its class, which takes weights from memory and draws no random ones first
             load = _class_of(settings).from_pretrained
             given = {"state_dict": copied_weights(weights or {}, rounded(on_meta(settings), kept))}
-        with room_for(f"policy.model {path!r}", torch.device("cpu")):
+        helps = () if lora or not master else ("policy.lora 16 with policy.lora.base bfloat16",)
+        with room_for(f"policy.model {path!r}", torch.device("cpu"), helps):
             model, loading = load(
                 None if handed else path,
                 config=settings,
@@ -101,7 +102,7 @@ def load_policy(
     if device.type == "cpu" and model.num_parameters() >= LARGE:
         return_freed()
     base = freeze(model, path, config, dtype, was, master=master) if lora else None
-    with room_for(f"policy.model {path!r}", device):
+    with room_for(f"policy.model {path!r}", device, helps):
         model.to(device)
     model.eval()
     policy = Policy(model, tokenizer, device, dtype, base)

@@ -61,6 +61,7 @@ class CpuKernels:
         """[B, K * R * D] of one new token of each row, or of tokens that follow one another, whose keys and values are
         kept: arguments as of `rl.model.kernels.attend`. Raises MemoryError where there is none for a row's scores."""
         own, prompts = shared.kept(layer)
+        assert {query.dtype, own[0].dtype, cos.dtype} == {torch.float32}
         (_, K, positions, _), B = own[0].shape, len(query)  # noqa: N806
         found = query.new_empty(query.shape)
         cos, sin, points = cos.contiguous(), sin.contiguous(), shared.grid.points

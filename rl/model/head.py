@@ -18,15 +18,25 @@ from rl.model.products import NARROW, wide_product
 def hidden_states(model: PreTrainedModel, *, mask: Tensor | BlockMask | None = None, **inputs: Any) -> Tensor:
     """[B, L, H]: the decoder's last hidden states, before the head.
 
-    ``mask`` [B, 1, L, K] is True where a query (third axis) sees a key (fourth); without one attention is causal. One
-    of blocks is for inside of `rl.model.blocks.in_blocks`.
+    ``mask`` [B, 1, L, K] is True where a query (third axis) sees a key (fourth), or what is added to its score; without
+    one attention is causal. One of blocks is for inside of `rl.model.blocks.in_blocks`.
     """
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-    if isinstance(mask, Tensor) and attention_of(model) == "eager":  # it adds the mask to the scores
+    if (
+        isinstance(mask, Tensor) and mask.dtype == torch.bool and attention_of(model) == "eager"
+    ):  # it adds the mask to the scores
         scores = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
         mask = scores.masked_fill_(~mask, torch.finfo(model.dtype).min)
     states: Tensor = decoder(attention_mask=mask, **inputs).last_hidden_state
     return states
+
+
+def shared_mask(model: PreTrainedModel, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask [B, 1, L, K] of an attention in ``dtype`` as all layers use it: on a processor PyTorch's fused one makes
+    numbers of booleans anew in each layer, and keeps them for the backward pass."""
+    if mask.device.type != "cpu" or attention_of(model) != "sdpa":
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:

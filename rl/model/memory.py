@@ -3,7 +3,7 @@
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rl.model.head import hidden_states
+from rl.model.control_group import group_bytes
+from rl.model.head import hidden_states, shared_mask
 from rl.model.policy import Policy
 from rl.model.products import in_slices
 from rl.model.scores import CHUNK
@@ -39,7 +40,7 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + idle
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
-    return int(psutil.virtual_memory().available)
+    return int(min(psutil.virtual_memory().available, max(0, group_bytes())))
 
 
 def sharing() -> int:
@@ -63,15 +64,29 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (said in ONEDNN_SAYS or any(part in said for part in ALLOCATORS_SAY))
 
 
+def less_memory(policy: Policy) -> tuple[str, ...]:
+    """The options by which training this policy takes less, whatever the sequences."""
+    if policy.base is not None:
+        wide = policy.base.dtype == "float32"
+        return ("policy.lora.base bfloat16",) if wide else ()
+    # a critic has no adapters
+    return ("policy.lora 16",) if policy.outputs > 1 else ()
+
+
+def one_of(options: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(options[:-1]), options[-1]]))
+
+
 @contextmanager
-def room_for(what: str, device: torch.device) -> Iterator[None]:
-    """Raise NoRoomError where the device has no memory for this."""
+def room_for(what: str, device: torch.device, helps: Sequence[str] = ()) -> Iterator[None]:
+    """Raise NoRoomError where the device has no memory for this; `helps`: options beside a smaller model."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise NoRoomError(f"{what} does not fit into the memory of {device}: take a smaller policy.model") from error
+        options = (*helps, "a smaller policy.model")
+        raise NoRoomError(f"{what} does not fit into the memory of {device}: give {one_of(options)}") from error
 
 
 def release(device: torch.device) -> None:
@@ -143,7 +158,7 @@ def kept_bytes(policy: Policy, **inputs: Tensor) -> int:
 def kept_of_row(policy: Policy, length: int) -> float:
     """Bytes that a pass of one row of that length keeps of each of its positions for the backward pass."""
     at = torch.arange(length, device=policy.device)
-    mask = (at[:, None] >= at)[None, None]
+    mask = shared_mask(policy.model, (at[:, None] >= at)[None, None], policy.dtype)
     return kept_bytes(policy, mask=mask, input_ids=torch.zeros_like(at)[None], position_ids=at[None]) / length
 
 

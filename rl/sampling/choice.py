@@ -37,6 +37,7 @@ class Choice:
     def __call__(self, scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """[B] tokens and their log-probs, by scores [B, V] and uniform numbers [B]. Raises MemoryError where there is
         none for the weights of a row."""
+        assert scores.dtype == uniform.dtype == torch.float32
         scores, uniform = scores.contiguous(), uniform.contiguous()
         tokens, logprobs = torch.empty(len(scores), dtype=torch.int64), torch.empty(len(scores))
         made = scores.shape[1], scores.data_ptr(), uniform.data_ptr(), tokens.data_ptr(), logprobs.data_ptr()

@@ -29,7 +29,7 @@ def chosen(
 ) -> tuple[Tensor, Tensor]:
     """[B] tokens and their log-probs, by scores [B, V], which are used up: drawn by [B] uniform numbers, or, of rows
     that are `greedy` [B] or if all are, the most likely ones. `choice`: to draw by, where there is one."""
-    if choice is not None and greedy is False:
+    if choice is not None and greedy is False and scores.dtype == torch.float32:
         return choice(scores, uniform)
     scores = scores.sub_(scores.amax(-1, keepdim=True))
     weights = scores.exp()

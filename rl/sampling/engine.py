@@ -52,7 +52,7 @@ class Engine:
         """
         self.policy = policy
         self.version = version
-        self.slots = slots or Slots(policy)
+        self.slots = (slots or Slots(policy)).for_lease()
         self.temperature = temperature
         self.ends = torch.tensor(ends, dtype=torch.int64, device=policy.device)
         self.stops = StopStrings(policy, stop) if stop else None

@@ -25,6 +25,7 @@ from rl.sampling.kernel_trial import refusal
 logger = logging.getLogger(__name__)
 
 PROBED = 3  # tokens of the prompt by which decoding is tried
+CALM = 16  # leases without an error, after which twice as many sequences are tried again
 
 
 class Slots:
@@ -40,6 +41,8 @@ class Slots:
         self._policy = policy
         self._budget = budget
         self._most = most
+        self._limit: int | None = None  # sequences at once, since memory has run out
+        self._calm = 0  # leases since then
         plain, probed = _probe(policy, share=False)
         self.grows = policy.device.type == "cpu" and not self.strides  # keys and values, see `KeyValues`
         self._position = _position_bytes(probed, grows=self.grows)
@@ -51,7 +54,7 @@ class Slots:
     def capacity(self, count: int, prompts: int, prompt: int, own: int) -> tuple[int, int]:
         """Rows and places for so many sequences behind so many prompts, of at most that many positions each."""
         room = spare_bytes(self._policy.device) if self._budget is None else self._budget
-        most = count if self._most is None else min(count, self._most)
+        most = min(each for each in (count, self._most, self._limit) if each is not None)
 
         def places(rows: int) -> int:
             return min(prompts, 2 * math.ceil(rows * prompts / count))
@@ -64,11 +67,21 @@ class Slots:
         rows = max(1, bisect.bisect_left(range(1, most + 1), True, key=lambda rows: not fits(rows)))
         return rows, places(rows)
 
+    def for_lease(self) -> "Slots":
+        """Itself, for another lease."""
+        self._calm += 1
+        if self._limit is not None and self._calm > CALM:  # others may have used the memory for a while
+            self._limit, self._calm = 2 * self._limit, 0
+        return self
+
     def ran_out(self, rows: int, positions: int, *, again: bool) -> None:
-        """Memory has run out that was taken for so many rows of so many positions. Raises NoRoomError for one row with
-        which it has run out `again`, because others may use the device as well."""
+        """Memory has run out that was taken for so many rows of so many positions: half as many are worked on from now
+        on, and twice as many again after a while. Raises NoRoomError for one row with which it has run out `again`,
+        because others may use the device as well."""
         if rows > 1:
-            self._most = rows // 2
+            if self._limit is None or self._calm:  # once for all the halvings of a lease
+                logger.warning("memory has run out for %d completions at once: fewer from now on", rows)
+            self._limit, self._calm = rows // 2, 0
         elif again:
             raise NoRoomError(
                 f"one sequence of {positions:,} tokens does not fit into the memory of {self._policy.device}: give a "

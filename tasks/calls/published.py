@@ -9,7 +9,15 @@ from infra.weights.quantization import quantized
 from infra.weights.whole import PublicModel
 from rl.config import PolicyConfig
 from rl.loading.policy import load_policy
-from rl.model.policy import DTYPES, Policy, copied_weights
+from rl.model.policy import DTYPES, Policy, copied_weights, dtype_name
+
+
+def published_type(asked: str, policy: Policy) -> str:
+    """The type in which this policy is published, if `sync.dtype` is this: ``auto`` is that of the arithmetic, or, of
+    adapters, that in which the frozen weights are kept, beside which theirs is lost in what these were rounded by."""
+    if asked != "auto":
+        return asked
+    return dtype_name(policy.dtype) if policy.base is None else policy.base.dtype
 
 
 def as_published(weights: Mapping[str, Tensor], dtype: str, policy: Policy) -> dict[str, Tensor]:

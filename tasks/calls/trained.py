@@ -270,10 +270,10 @@ class Trained(ABC, Generic[L]):
 
     def _weights_at(self, step: int, learner: L) -> "Weights":
         """The weights of version ``step``, the learner's or a kept one, as they are published."""
-        from rl.model.policy import dtype_name, read_weights
-        from tasks.calls.published import as_published
+        from rl.model.policy import read_weights
+        from tasks.calls.published import as_published, published_type
 
-        dtype = dtype_name(learner.policy.dtype) if self.sync.dtype == "auto" else self.sync.dtype
+        dtype = published_type(self.sync.dtype, learner.policy)
         if learner.step == step:
             return as_published(learner.policy.weights(), dtype, learner.policy)
         try:

@@ -25,7 +25,7 @@ from rl.learning.optimizer_config import OptimizerConfig
 from rl.loading.policy import load_policy
 from rl.lora_config import LoraConfig
 from rl.model.tiny import build_tokenizer
-from tasks.calls.published import as_published
+from tasks.calls.published import as_published, published_type
 
 PROMPT = 64  # tokens
 
@@ -34,7 +34,7 @@ PROMPT = 64  # tokens
 class Figures:
     """What training took."""
 
-    dtype: str  # of the arithmetic, and of what is published
+    dtype: str  # of the arithmetic
     loaded_gb: float  # the largest memory of the process until the model was there
     peak_gb: float  # and after the updates
     seconds: float  # of an update
@@ -51,12 +51,13 @@ def train(folder: str, dtype: str, groups: int, samples: int, tokens: int, updat
     loaded = peak_bytes(device)
     learner = Learner(policy, OptimizerConfig(lr=ADAPTERS * RATE, warmup_steps=0))
     batch = random_batch(groups, samples, PROMPT, tokens, VOCABULARY)
-    before = as_published(policy.weights(), dtype, policy)
+    kind = published_type("auto", policy)
+    before = as_published(policy.weights(), kind, policy)
     published = [sum(value.nbytes for value in before.values())]
     began = time.perf_counter()
     for _ in range(updates):
         assert learner.update(batch, AlgorithmSpec(), 1.0).applied
-        after = as_published(policy.weights(), dtype, policy)
+        after = as_published(policy.weights(), kind, policy)
         path = Path(folder, DIFFERENCE)
         write_difference(path, after, before)
         published.append(path.stat().st_size)

@@ -48,7 +48,7 @@ def test_a_run_learns_publishes_and_goes_on_with_adapters_alone(lab: Any, base: 
     for folder in (run / "state" / "2", run / "weights" / "v0", run / "model"):
         assert not (folder / "model.safetensors").exists()
         assert adapters(folder)
-    assert (run / "weights" / "v2" / "difference").stat().st_size < whole / 10
+    assert (run / "weights" / "v2" / "difference").stat().st_size < whole / 30
     for step, kl in lab.metrics(run, "policy/mismatch_kl").items():
         assert kl < 1e-6, step  # of float32, though the base is rounded
     lab.train(resume=str(run), steps="3", **chosen)
@@ -58,7 +58,7 @@ def test_a_run_learns_publishes_and_goes_on_with_adapters_alone(lab: Any, base: 
     with Mirror(str(run / "weights"), patience=0).at(version) as found:
         kept = adapters(run / "state" / "3")
         assert found.keys() == kept.keys()
-        assert all(torch.equal(found[name], kept[name]) for name in kept)
+        assert all(torch.equal(found[name], kept[name].bfloat16()) for name in kept)  # as the base is kept
         assert any(value.any() for name, value in found.items() if ".lora_B." in name)  # it has learned
     held = sizes(graph_named("grpo", kl=False), read_record(str(run), run), saved_config(str(run)), str(run))
     assert held["actor"] == pytest.approx(whole + sum(value.nbytes for value in kept.values()), rel=0.01)

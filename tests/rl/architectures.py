@@ -1,6 +1,8 @@
 """Which architectures are tried while one waits: one of each kind. All of them are with the slow tests."""
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,10 @@ QUICK = {
     "Mamba 2",  # refused
 }
 assert {one.name for one in ARCHITECTURES} >= QUICK
+
+MODELS = Path(__file__).parents[2] / "docs" / "models.md"
+REFUSED = set(re.findall(r"^\| ([^|]+) \| `\w+` \| refused: ", MODELS.read_text(), re.MULTILINE))
+assert {one.name for one in ARCHITECTURES} >= REFUSED >= {"Mamba 2"}
 
 
 def each_of(architectures: Iterable[Architecture] = ARCHITECTURES) -> pytest.MarkDecorator:

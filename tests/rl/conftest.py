@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from rl.config import SamplingConfig
+from rl.model import scores
 from rl.model.policy import Policy
 from rl.model.tiny import build_tokenizer
 from rl.records import Batch, Problem, Rollouts
@@ -168,6 +169,12 @@ def sequences(
         return policy, batch, model, pi, mu
 
     return make
+
+
+@pytest.fixture
+def several_chunks(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of a few tokens at a time, as those of a real vocabulary are."""
+    monkeypatch.setattr(scores, "CHUNK", 5 * len(tokenizer))
 
 
 @pytest.fixture

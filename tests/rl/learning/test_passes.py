@@ -22,6 +22,7 @@ from rl.learning.passes import Passes
 from rl.loading.policy import freeze
 from rl.lora_config import LoraConfig
 from rl.model import memory
+from rl.model.head import shared_mask
 from rl.model.memory import NoRoomError, is_out_of_memory
 from rl.model.policy import Policy
 from rl.records import Batch
@@ -127,7 +128,8 @@ def test_what_does_not_fit_with_one_sequence_is_one_line_and_changes_nothing(
     with pytest.raises(NoRoomError) as error:
         learner.update(batch, AlgorithmSpec(), 1.0)
     helps = "optimizer.checkpointing on, " if checkpointing == "off" else ""
-    assert f"does not fit into the memory of cpu: give {helps}a smaller sampling.max" in str(error.value)
+    asks = f"give {helps}policy.lora 16, a smaller sampling.max_tokens or a smaller policy.model"
+    assert f"does not fit into the memory of cpu: {asks}" in str(error.value)
     assert "\n" not in str(error.value)
     assert identical(weights(learner), before)
     assert learner.step == 0
@@ -143,7 +145,7 @@ def test_an_optimizer_whose_state_does_not_fit_is_one_line(
     learner, batch = Learner(make_policy(eager=4.0), PLAIN), drawn(make_policy(eager=4.0))
     monkeypatch.setattr(torch.optim.AdamW, "step", fail)
     with pytest.raises(
-        NoRoomError, match="the state of adamw does not fit into the memory of cpu: take a smaller policy"
+        NoRoomError, match=r"the state of adamw .*: give optimizer.state 8bit, policy.lora 16 or a smaller"
     ):
         learner.update(batch, AlgorithmSpec(), 1.0)
 
@@ -204,9 +206,8 @@ def test_passes_follow_from_the_memory_that_is_free(
 def test_what_a_long_row_keeps_is_known_from_short_ones(name: str, make_policy: Make) -> None:
     policy = make_policy(name)
     at = torch.arange(1024)
-    whole = memory.kept_bytes(
-        policy, mask=(at[:, None] >= at)[None, None], input_ids=at[None] % 7, position_ids=at[None]
-    )
+    mask = shared_mask(policy.model, (at[:, None] >= at)[None, None], policy.dtype)
+    whole = memory.kept_bytes(policy, mask=mask, input_ids=at[None] % 7, position_ids=at[None])
     assert passes._kept_at(policy, 1024) == pytest.approx(whole / 1024, rel=0.02)
 
 

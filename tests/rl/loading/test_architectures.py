@@ -1,6 +1,7 @@
 """The gradient of an update, of every architecture that is taken, by every way in which memory is saved."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,14 +15,39 @@ from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import Packed, pack, rows_of
 from rl.loading.parity import UnknownModelError, require_parity
 from rl.model.blocks import refusal
-from rl.model.head import head_logits, hidden_states
+from rl.model.head import head_logits, hidden_states, shared_mask
 from rl.model.policy import Policy
 from tests.bench.architectures import Architecture, build
-from tests.rl.architectures import each_of
+from tests.rl.architectures import REFUSED, each_of
 from tests.rl.learning.test_packing import Make, filled
 from tests.rl.updates import Judged
 
 WITHOUT_BLOCKS = {"GPT-2", "GPT-J", "CodeGen", "Falcon", "XGLM", "Gemma 2", "gpt-oss"}  # attention of another kind
+# some of it is computed in float32 whatever the type of the model: norms, rotation, products of experts
+FLOAT32 = {
+    "Cohere (Command R)",
+    "Cohere 2",
+    "DeepSeek-V2",
+    "DeepSeek-V3",
+    "ERNIE 4.5 MoE",
+    "GLM-4.5 (MoE)",
+    "Gemma",
+    "Gemma 3, text",
+    "Gemma 3, with vision",
+    "Gemma 3n, text",
+    "Gemma 4, text",
+    "GraniteMoE",
+    "Helium",
+    "MiniMax-M2",
+    "Mixtral",
+    "OLMoE",
+    "PhiMoE",
+    "Qwen2-MoE",
+    "Qwen3-MoE",
+    "XGLM",
+    "dots.llm1",
+    "gpt-oss",
+}
 
 
 def by_autograd(policy: Policy, packed: Packed) -> Tensor:
@@ -39,7 +65,7 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.usefixtures("flex_backward")
+@pytest.mark.usefixtures("flex_backward", "several_chunks")
 @each_of()
 def test_the_gradient_of_the_learner_is_that_of_autograd(
     architecture: Architecture,
@@ -47,11 +73,15 @@ def test_the_gradient_of_the_learner_is_that_of_autograd(
     make_rollouts: Make,
     judged: Judged,
 ) -> None:
-    policy = Policy(build(architecture, len(tokenizer)).double(), tokenizer, torch.device("cpu"), torch.float64)
+    here = torch.device("cpu")
     try:
-        require_parity(policy, architecture.name)
+        require_parity(Policy(build(architecture, len(tokenizer)), tokenizer, here, torch.float32), architecture.name)
     except UnknownModelError:
+        assert architecture.name in REFUSED
         return  # it is never trained
+    assert architecture.name not in REFUSED
+    dtype, apart = (torch.float32, 2e-5) if architecture.name in FLOAT32 else (torch.float64, 1e-9)
+    policy = Policy(build(architecture, len(tokenizer)).to(dtype), tokenizer, here, dtype)
     rollouts = filled(make_rollouts, [(2, [3, 1, 5]), (6, [2, 4, 3])])
     packed, in_blocks = (
         pack(rollouts, rows_of(rollouts, [0, 1]), policy.device, blocks=blocks) for blocks in (False, True)
@@ -59,13 +89,15 @@ def test_the_gradient_of_the_learner_is_that_of_autograd(
     for each in (packed, in_blocks):
         each.tokens.remainder_(len(tokenizer))
         each.targets.remainder_(len(tokenizer))
-    weight = torch.linspace(-1, 1, len(packed.targets))
+    weight = torch.linspace(-1, 1, len(packed.targets), dtype=dtype)
     (weight * by_autograd(policy, packed)).sum().backward()
     expected = gradients(policy)
     assert expected
     refused = refusal(policy)
     assert bool(refused) is (architecture.name in WITHOUT_BLOCKS), refused
-    ways = [packed] if refused else [packed, in_blocks]
+    assert isinstance(packed.mask, Tensor)
+    shared = replace(packed, mask=shared_mask(policy.model, packed.mask, dtype))
+    ways = [packed, shared] if refused else [packed, shared, in_blocks]
     for way, checkpointing in itertools.product(ways, (False, True)):
         token_scores(
             policy,
@@ -76,7 +108,7 @@ def test_the_gradient_of_the_learner_is_that_of_autograd(
         )
         found = gradients(policy)
         for name, gradient in expected.items():
-            assert (found[name] - gradient).norm() <= 1e-9 * gradient.norm() + 1e-9, name
+            assert (found[name] - gradient).norm() <= apart * (gradient.norm() + 1), name
         assert not any(found[name].any() for name in found.keys() - expected.keys())
     batch = judged(rollouts, [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
     learned = Learner(policy, OptimizerConfig(lr=1e-3)).update(batch, AlgorithmSpec(), 1.0)

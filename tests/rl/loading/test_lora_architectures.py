@@ -72,6 +72,7 @@ def folder(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("several_chunks")
 @each_of()
 def test_adapters_agree_everywhere_or_the_model_is_refused_as_without(
     architecture: Architecture, folder: Callable[[Architecture], str], tmp_path: Path, make_rollouts: Make

@@ -20,7 +20,7 @@ from tests.bench.architectures import ARCHITECTURES, build
 from tests.bench.parity import findings, table
 from tests.rl.saved import saved
 
-DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 AGREE = ("GPT-2", "Llama", "Mixtral", "Qwen3", "Gemma 2", "Gemma 3, with vision", "Granite", "Cohere 2", "NanoChat")
 REFUSED = ("LFM2", "Mamba 2", "RecurrentGemma", "MPT", "GPT-Neo")
 

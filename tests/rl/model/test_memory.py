@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from rl.model.memory import kept_of_row
+from rl.model.memory import kept_by_position, kept_of_row
 from rl.model.policy import Policy
 
 TENSORS = """
@@ -38,6 +38,14 @@ def test_freed_tensors_go_back_to_the_system_between_those_that_stay() -> None:
         for given in ("False", "True")
     ]
     assert held[0] - held[1] > 150, held
+
+
+def test_layers_share_a_mask(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy("qwen3")
+    policy.model.model.layers = policy.model.model.layers[:1]
+    one = kept_by_position(policy, 128)[1]
+    several = kept_by_position(make_policy("qwen3"), 128)[1]
+    assert several == pytest.approx(one) == pytest.approx(4)  # bytes of a position, for each position of its row
 
 
 def test_what_was_measured_of_a_pass_is_freed(make_policy: Callable[..., Policy]) -> None:

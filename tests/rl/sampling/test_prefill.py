@@ -42,7 +42,7 @@ def test_completions_of_any_length_go_on_as_each_alone(
 ) -> None:
     policy = make_policy("qwen3", eager=5.0)
     monkeypatch.setattr(prefill, "WORTH", 8)
-    monkeypatch.setattr(prefill, "POSITIONS", 200)
+    monkeypatch.setattr(prefill, "POSITIONS", 60)
     rng = np.random.default_rng(0)
     prompts = [policy.tokenizer(text)["input_ids"] for text in ("7", "add 3 and 4.", "take 12 minus 5, then add 1.")]
     given = [rng.integers(10, 100, length) for length in rng.permutation(30)]

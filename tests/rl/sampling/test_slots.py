@@ -226,6 +226,24 @@ def test_rows_for_which_there_is_no_room_are_asked_for_by_half(
     assert asked[:4] == [18, 9, 4, 2]
 
 
+def test_that_fewer_run_is_said_once_and_twice_as_many_are_tried_again(
+    make_policy: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = Slots(make_policy())
+    for rows in (64, 32, 16):  # of one lease
+        assert kept.capacity(64, 8, 3, 9)[0] == rows
+        kept.ran_out(rows, 12, again=False)
+    assert [record.message for record in caplog.records] == [
+        "memory has run out for 64 completions at once: fewer from now on"
+    ]
+    leases = [kept.for_lease().capacity(64, 8, 3, 9)[0] for _ in range(4 * slots.CALM)]
+    assert leases == sorted(leases)
+    assert leases[: slots.CALM] == [8] * slots.CALM
+    assert leases[-1] == 64
+    kept.ran_out(64, 12, again=False)
+    assert len(caplog.records) == 2
+
+
 @pytest.mark.parametrize(("of", "where"), [(KeyValues, "of"), (SlotCache, "begin"), (SlotCache, "decode")])
 def test_a_sequence_for_which_there_is_no_room_is_one_line(
     of: type, where: str, make_policy: Make, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
