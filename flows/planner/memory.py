@@ -32,8 +32,10 @@ def sizes(graph: Graph, record: Record, config: TrainConfig, uri: str) -> dict[s
         count = every = newest.bytes // WIDTHS[newest.dtype]
     if not count:
         return {}
-    chosen, base = config.policy.dtype, config.policy.lora.base
-    width = max(NARROWEST, WIDTHS[newest.dtype]) if chosen == "auto" else WIDTHS[chosen]
+    arithmetic, base = str(config.policy.dtype), config.policy.lora.base
+    if arithmetic == "auto":  # an older run has not told, and published its versions so
+        arithmetic = record.about.get("dtype") or newest.dtype
+    width = max(NARROWEST, WIDTHS[arithmetic])
     frozen = every - count
     whole = frozen if adapters else count
     training = config.optimizer.training_bytes

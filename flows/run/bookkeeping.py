@@ -192,9 +192,9 @@ class Bookkeeping:
         """Note what the run is given otherwise from this step on."""
         self._note(changes=[*self._about["changes"], *(f"from step {step} on: {line}" for line in lines)])
 
-    def note_parameters(self, trained: int, every: int) -> None:
-        """Note how many of the policy's parameters are trained."""
-        self._note(parameters=(trained, every))
+    def note_parameters(self, trained: int, every: int, dtype: str) -> None:
+        """Note how many of the policy's parameters are trained, and the type of the arithmetic."""
+        self._note(parameters=(trained, every), dtype=dtype)
 
     def _save_mlflow_run(self) -> None:
         self._mlflow_run = self._tracker.run_id

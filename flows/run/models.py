@@ -13,7 +13,8 @@ from infra.storage.fence import Fence
 from rl.learning.algorithm_config import AlgorithmSpec
 from rl.records import Learned
 from tasks.calls.critic import Critic, Valuer
-from tasks.calls.trained import Begun, Trained
+from tasks.calls.start import Begun
+from tasks.calls.trained import Trained
 from tasks.calls.trainer import Trainer
 from tasks.value import ValueScores
 

@@ -173,7 +173,7 @@ class Training:
         warnings = (f"warning: {warning}" for warning in begun.warnings)
         for note in (*warnings, *notes_on_adapters(config.policy.lora.rank, begun.trained, begun.parameters)):
             self.workplace.display.say(note)
-        self._books.note_parameters(begun.trained, begun.parameters)
+        self._books.note_parameters(begun.trained, begun.parameters, begun.dtype)
         self._books.go_back(begun.step)
         if self.run.resumed:
             more = f"; more steps: rlvf train --resume {shlex.quote(run_name(self.run))} --steps N"

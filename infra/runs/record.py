@@ -48,6 +48,7 @@ class _About(BaseModel):
     memory_gb: dict[str, float] = {}  # of their devices
     machines: dict[str, tuple[str, int]] = {}  # which one each runs on, and its cores
     parameters: tuple[int, int] = (0, 0)  # of the policy that are trained, and all; 0 where it is not told
+    dtype: str = ""  # of its arithmetic
     changes: list[str] = []  # of what it is trained with, since it began
     excluded: dict[str, str] = {}  # why workers got no more leases, by name
     lost: dict[str, int] = {}  # calls that died with their workers

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.cluster.resident import drop, resident, resident_now
@@ -10,10 +11,24 @@ from infra.storage.fence import Fence
 from rl.config import TINY, PolicyConfig
 from rl.environments.interface import Interface
 from rl.learning.optimizer_config import OptimizerConfig
-from rl.records import Problem
+from rl.records import Learned, Problem
 
 if TYPE_CHECKING:
     from rl.model.policy import Policy
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Where a trainer stands when a run starts."""
+
+    step: int
+    learned: Learned | None  # by the update that made this version
+    figures: dict[str, float]  # of the batch that it learned from
+    warnings: tuple[str, ...]
+    vocabulary: int  # rows of the embedding: token ids are below
+    parameters: int
+    trained: int  # of these
+    dtype: str  # of the arithmetic
 
 
 def check_policy(

@@ -33,6 +33,7 @@ from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.schedules import decayed
 from rl.records import Learned
 from tasks.calls.held import held
+from tasks.calls.start import Begun
 
 if TYPE_CHECKING:
     from infra.weights.difference import Weights
@@ -44,19 +45,6 @@ if TYPE_CHECKING:
 class StepsLostError(RuntimeError):
     """The trainer that had made a version is gone, and no checkpoint holds it: the steps since the newest one are to be
     made again."""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """Where a trainer stands when a run starts."""
-
-    step: int
-    learned: Learned | None  # by the update that made this version
-    figures: dict[str, float]  # of the batch that it learned from
-    warnings: tuple[str, ...]
-    vocabulary: int  # rows of the embedding: token ids are below
-    parameters: int
-    trained: int  # of these
 
 
 learning = threading.Lock()  # weights are not read while an update changes them, however many threads a worker has
@@ -96,6 +84,8 @@ class Trained(ABC, Generic[L]):
         one up to this step is loaded. One more checkpoint is kept of each than of a model alone, so that such a step is
         there whenever a run is killed. Nothing is removed: see `go_back`. Raises CheckpointsLostError.
         """
+        from rl.model.policy import dtype_name
+
         self._check()
         drop(self.role)
         drop_publisher(self.role)
@@ -104,9 +94,17 @@ class Trained(ABC, Generic[L]):
             figures: Any = self._patient(store.read_manifest, uri).meta["figures"]
             model = learner.policy.model
             embedding: Any = model.get_input_embeddings()
-            vocabulary, parameters = len(embedding.weight), model.num_parameters()
             trained = sum(parameter.numel() for parameter in learner.parameters)
-            return Begun(learner.step, learner.learned, figures, tuple(warnings), vocabulary, parameters, trained)
+            return Begun(
+                learner.step,
+                learner.learned,
+                figures,
+                tuple(warnings),
+                len(embedding.weight),
+                model.num_parameters(),
+                trained,
+                dtype_name(learner.policy.dtype),
+            )
 
     def go_back(self, step: int) -> None:
         """Remove the checkpoints of later steps than this one, of which each model that is trained beside has one."""

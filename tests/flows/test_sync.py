@@ -110,7 +110,7 @@ def joined(lab: Any, name: str) -> Iterator[str]:
 def test_a_generator_that_joins_at_step_30_ends_with_the_same_bits(lab: Any) -> None:
     name = lab.new_name()
     run = lab.run_folder(name)
-    options = {"steps": "48", "batch__prompts": "8", "batch__lease": "2", "sync__anchor_every": "8"}
+    options = {"steps": "112", "batch__prompts": "8", "batch__lease": "2", "sync__anchor_every": "8"}
 
     def digest(weights: str) -> str:  # a nested function is sent by value: a worker cannot import this file
         from infra.cluster.resident import resident_now
@@ -130,7 +130,7 @@ def test_a_generator_that_joins_at_step_30_ends_with_the_same_bits(lab: Any) -> 
             found = lab.client.run(digest, str(run / "weights"), workers=[newcomer, generator])
     version = newest_version(str(run))
     assert version is not None
-    assert version.step == 48
+    assert version.step == 112
     assert found == {newcomer: version.digest, generator: version.digest}
     fetched = lab.metrics(run, "sync/newcomer/fetched_bytes")
     assert min(fetched) >= 30

@@ -86,6 +86,10 @@ def test_adapters_are_counted_with_the_model_that_they_stand_on(tmp_path: Path) 
     narrow = configured(policy__lora="64", policy__lora__base="bfloat16", policy__dtype="float32")
     wide = {name: 2 * size for name, size in expected.items() if "training" not in name}
     assert sizes(PPO, record_of(run), narrow, str(run)) == expected | wide
+    told = keep_run(tmp_path / "told", parameters=(500_000_000, 15_500_000_000), dtype="float32")
+    keep_version(told, "bfloat16", 1_000_000_000)
+    narrow = configured(policy__lora="64", policy__lora__base="bfloat16")  # the type that is published by itself
+    assert sizes(PPO, record_of(told), narrow, str(told)) == expected | wide
     older = keep_run(tmp_path / "older")  # has not told
     keep_version(older, "bfloat16", 1_000_000_000)
     assert sizes(PPO, record_of(older), configured(policy__lora="64"), str(older)) == {}
