@@ -144,7 +144,7 @@ def check_fit(model: str) -> Check:
 def check_compiler() -> Check:
     """Whether kernels can be compiled here."""
     try:
-        return Check("compiler", "ok", c_compiler())
+        return Check("compiler", "ok", " ".join(c_compiler()))
     except NoCompilerError as error:
         return Check("compiler", "warn", f"{error}: generation takes longer", "install gcc or clang")
 

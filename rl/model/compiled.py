@@ -3,11 +3,11 @@
 import ctypes
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros", "-freciprocal-math"),
 )
+HEADER = Path(__file__).with_name("exponential.h")  # of all
 SECONDS = 60  # for the compiler
 ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -34,27 +35,44 @@ def compiled(source: Path, **defined: int) -> ctypes.CDLL:
     Raises:
         NoCompilerError: there is none.
         ValueError: the compiler does not compile it.
-        OSError, subprocess.TimeoutExpired: it cannot be run, or what it made cannot be kept or loaded.
+        OSError, subprocess.TimeoutExpired: it cannot be run, or what it made cannot be loaded.
     """
     compiler = c_compiler()
-    options = (*FLAGS, f"-I{source.parent}", *(f"-D{name}={value}" for name, value in defined.items()))
-    texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
-    made_of = "\n".join([*texts, *FLAGS, repr(defined), compiler, processor()])
-    name = f"{source.stem}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
+    options = (*FLAGS, *(f"-D{name}={value}" for name, value in defined.items()))
+    made_of = "\n".join([source.read_text(), HEADER.read_text(), *options, *compiler, processor()])
+    name = f"{source.stem}-{_digest(made_of.encode())}"
+    measured = os.environ.get(MEASURED)
+    folder = Path(measured).parent if measured else None
+    for kept in folder.glob(f"{name}-*.so") if folder is not None else ():
+        with suppress(OSError):  # nothing that lies there may be run
+            if kept.name == f"{name}-{_digest(kept.read_bytes())}.so":  # a part of one would end this process
+                return ctypes.CDLL(str(kept))
     with tempfile.TemporaryDirectory() as own:
-        measured = os.environ.get(MEASURED)
-        library = Path(measured).parent / name if measured else Path(own, name)
-        if not library.is_file():
-            made = Path(own, "made.so")
-            command = [compiler, *options, str(source), "-o", str(made), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-            if done.returncode:
-                raise ValueError(f"{compiler} does not compile {source.name}: {done.stderr.strip()[:200]}")
-            library.parent.mkdir(parents=True, exist_ok=True)
-            beside = library.with_suffix(f".{os.getpid()}")
-            shutil.copyfile(made, beside)  # the folder may be of another file system
-            beside.replace(library)  # whole, however many processes make it at once
-        return ctypes.CDLL(str(library))
+        made = Path(own, "made.so")
+        command = [*compiler, *options, str(source), "-o", str(made), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        if done.returncode:
+            raise ValueError(f"{compiler[0]} does not compile {source.name}: {done.stderr.strip()[:200]}")
+        loaded = ctypes.CDLL(str(made))
+        if folder is not None:
+            with suppress(OSError):  # else the next process compiles it again
+                _keep(made.read_bytes(), folder / f"{name}-{_digest(made.read_bytes())}.so")
+        return loaded
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _keep(made: bytes, kept: Path) -> None:
+    """Whole, however many processes do so at once."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    beside = kept.with_suffix(f".{os.getpid()}")
+    try:
+        beside.write_bytes(made)
+        beside.replace(kept)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def bounds(rows: int, least: int) -> list[int]:

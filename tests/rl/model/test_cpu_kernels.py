@@ -144,6 +144,13 @@ def test_scores_far_apart_are_those_of_float64() -> None:
 
 
 @needs_compiler
+def test_a_compiler_may_be_given_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc -pipe")
+    CpuKernels(16, 2)
+    assert len(list(cache.iterdir())) == 1
+
+
+@needs_compiler
 def test_they_are_compiled_once_a_machine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CpuKernels(16, 2)
     CpuKernels(16, 1)
@@ -154,6 +161,23 @@ def test_they_are_compiled_once_a_machine(cache: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(compiled, "processor", lambda: "another machine that shares the folder")
     with pytest.raises(TypeError):  # it is compiled anew
         CpuKernels(16, 1)
+
+
+@needs_compiler
+def test_a_damaged_one_is_compiled_anew(cache: Path) -> None:
+    CpuKernels(16, 2)
+    (kept,) = cache.iterdir()
+    kept.write_bytes(kept.read_bytes()[:1000])
+    compiled.compiled.cache_clear()
+    CpuKernels(16, 2)  # a part of a library would end the process that loads it
+    assert kept.stat().st_size > 1000
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_written_keeps_none(cache: Path) -> None:
+    cache.write_text("a file")
+    CpuKernels(16, 2)
+    assert cache.read_text() == "a file"
 
 
 @needs_compiler
