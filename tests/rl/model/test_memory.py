@@ -3,13 +3,16 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from rl.model.memory import kept_by_position, kept_of_row
+from rl.model.lora import Base
+from rl.model.memory import NoRoomError, kept_by_position, kept_of_row, less_memory, one_of, room_for
 from rl.model.policy import Policy
+from rl.model.value import value_model
 
 TENSORS = """
 import sys
@@ -46,6 +49,19 @@ def test_layers_share_a_mask(make_policy: Callable[..., Policy]) -> None:
     one = kept_by_position(policy, 128)[1]
     several = kept_by_position(make_policy("qwen3"), 128)[1]
     assert several == pytest.approx(one) == pytest.approx(4)  # bytes of a position, for each position of its row
+
+
+def test_what_is_advised_to_take_less_is_not_taken_yet(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    assert less_memory(policy) == ("policy.lora 16",)
+    wide, narrow = (replace(policy, base=Base("model", kind, "")) for kind in ("float32", "bfloat16"))
+    assert less_memory(wide) == ("policy.lora.base bfloat16",)
+    assert less_memory(narrow) == ()
+    assert less_memory(value_model(policy)) == ()  # all of it is trained
+    assert one_of(["a"]) == "a"
+    assert one_of(["a", "b", "c"]) == "a, b or c"
+    with pytest.raises(NoRoomError, match="cpu: give a, b or a smaller"), room_for("it", policy.device, ("a", "b")):
+        raise MemoryError
 
 
 def test_what_was_measured_of_a_pass_is_freed(make_policy: Callable[..., Policy]) -> None:
