@@ -36,6 +36,11 @@ class Row:
     first: int
     end: int  # exclusive
 
+    @property
+    def alone(self) -> bool:
+        """Whether it has a single completion."""
+        return self.end - self.first == 1
+
     def length(self, rollouts: Rollouts) -> int:
         """Positions that it takes."""
         return len(rollouts.prompts[self.group]) + int(rollouts.lengths[self.group, self.first : self.end].sum())
@@ -47,7 +52,7 @@ class Packed:
 
     tokens: Tensor  # [R, L]
     positions: Tensor  # [R, L]
-    mask: Tensor | BlockMask  # [R, 1, L, L]: see rl.model.blocks, and hidden_states
+    mask: Tensor | BlockMask | None  # [R, 1, L, L]: see rl.model.blocks, and hidden_states; None: causal
     rows: Tensor  # [N] the row of each completion token
     logit_positions: Tensor  # [N] the position in the row whose hidden state predicts it
     targets: Tensor  # [N] the token itself
@@ -122,8 +127,12 @@ def joined(total: int) -> int:
     return max(FEWEST, math.ceil(total / WIDTH)) * WIDTH
 
 
-def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device, *, blocks: bool = False) -> Packed:
-    """These rows, to be computed together, by attention in blocks where that is wanted."""
+def pack(
+    rollouts: Rollouts, rows: Sequence[Row], device: torch.device, *, blocks: bool = False, causal: bool = False
+) -> Packed:
+    """These rows, to be computed together, by attention in `blocks` where that is wanted. Where attention is `causal`
+    by itself, rows of one completion each have no mask."""
+    causal = causal and not blocks and all(row.alone for row in rows)
     lengths = [row.length(rollouts) for row in rows]
     shape = (1, joined(sum(lengths))) if blocks else (len(rows), max(lengths))
     # padded with a token that is there: of another the model may have a vector that its gradient cannot pass, such as 0
@@ -153,10 +162,17 @@ def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device, *, block
                 predictor = start + t - 1 if t else behind
                 where.append((index, predictor, int(rollouts.tokens[group, sample, t]), group, sample, t, start + t))
             start = end
+        if (
+            causal
+        ):  # what pads a row is behind it, where nobody looks; positions that begin anew would be other sequences
+            positions[index, start:] = np.arange(start, shape[1])
+    mask: Tensor | BlockMask | None = None
+    if not causal:
+        mask = block_mask(runs, shape[1], device) if blocks else dense_mask(torch.from_numpy(segments).to(device))
     named = torch.tensor(where, dtype=torch.int64, device=device).reshape(-1, 7)
     return Packed(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(positions).to(device),
-        block_mask(runs, shape[1], device) if blocks else dense_mask(torch.from_numpy(segments).to(device)),
+        mask,
         *named.unbind(1),
     )

@@ -23,6 +23,7 @@ from rl.model.memory import (
     spare_bytes,
 )
 from rl.model.policy import LARGE, Policy
+from rl.model.trial import needs_no_mask
 from rl.records import Rollouts
 
 PROBED = 128  # positions at most of a row that a pass is measured with
@@ -64,6 +65,7 @@ class Accumulation:
         self.passes: Passes | None = None  # chosen at the first update: sums of other passes are rounded otherwise
         self.blocks: bool | None = None  # whether attention may be computed in blocks, once that is known
         self._policy = policy
+        self._causal: bool | None = None  # whether rows of one completion need no mask, once that is known
         self._balance = balance(policy)
 
     def add(
@@ -121,7 +123,10 @@ class Accumulation:
         return sums
 
     def _pack(self, rollouts: Rollouts, part: Sequence[Row], *, blocks: bool) -> Packed:
-        packed = pack(rollouts, part, self._policy.device, blocks=blocks)
+        alone = not blocks and all(row.alone for row in part)
+        if alone and self._causal is None:
+            self._causal = needs_no_mask(self._policy)
+        packed = pack(rollouts, part, self._policy.device, blocks=blocks, causal=alone and bool(self._causal))
         if not isinstance(packed.mask, torch.Tensor):
             return packed
         return replace(packed, mask=shared_mask(self._policy.model, packed.mask, self._policy.dtype))

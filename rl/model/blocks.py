@@ -123,7 +123,7 @@ AttentionInterface.register(NAME, attend)
 
 
 @contextmanager
-def in_blocks(model: PreTrainedModel, mask: Tensor | BlockMask) -> Iterator[None]:
+def in_blocks(model: PreTrainedModel, mask: Tensor | BlockMask | None) -> Iterator[None]:
     """Inside, the model's attention is `attend` if the mask is of blocks; the backward pass belongs inside as well."""
     if isinstance(mask, BlockMask):
         with attention_by(model, NAME):

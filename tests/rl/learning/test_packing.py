@@ -162,3 +162,19 @@ def test_nothing_behind_a_completion_is_read(make_policy: Callable[..., Policy],
     tokens = np.where(rollouts.tokens == 0, 77, rollouts.tokens)
     assert (tokens != rollouts.tokens).any()
     assert torch.equal(scores(policy, rollouts, [0]), scores(policy, replace(rollouts, tokens=tokens), [0]))
+
+
+def test_rows_of_one_completion_need_no_mask_and_their_padding_is_behind_them(
+    make_policy: Callable[..., Policy], make_rollouts: Make
+) -> None:
+    rollouts = filled(make_rollouts, [(2, [3, 1, 5]), (6, [2, 4, 3])])
+    together = pack(rollouts, rows_of(rollouts, [0, 1]), CPU, causal=True)
+    assert isinstance(together.mask, torch.Tensor)
+    alone = rows_of(rollouts, [0, 1], positions=1)
+    packed = pack(rollouts, alone, CPU, causal=True)
+    assert packed.mask is None
+    assert packed.positions.equal(torch.arange(10).expand(6, -1))  # a position that begins anew would be a sequence
+    policy = make_policy()
+    found, _ = token_scores(policy, packed, 1.0)
+    expected, _ = token_scores(policy, pack(rollouts, alone, CPU), 1.0)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

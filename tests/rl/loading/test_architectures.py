@@ -1,6 +1,7 @@
 """The gradient of an update, of every architecture that is taken, by every way in which memory is saved."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,9 @@ from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import Packed, pack, rows_of
 from rl.loading.parity import UnknownModelError, require_parity
 from rl.model.blocks import refusal
-from rl.model.head import head_logits, hidden_states, shared_mask
+from rl.model.head import attention_of, head_logits, hidden_states, shared_mask
 from rl.model.policy import Policy
+from rl.model.trial import needs_no_mask
 from tests.bench.architectures import Architecture, build
 from tests.rl.architectures import REFUSED, each_of
 from tests.rl.learning.test_packing import Make, filled
@@ -65,6 +67,17 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
     return found
 
 
+def check(policy: Policy, ways: Sequence[Packed], weight: Tensor, expected: Mapping[str, Tensor], apart: float) -> None:
+    """That each way makes the expected gradient, with checkpointing and without."""
+    for way, checkpointing in itertools.product(ways, (False, True)):
+        loss = lambda logprobs, part: (weight[part] * logprobs).sum()  # noqa: E731
+        token_scores(policy, way, 1.0, loss, checkpointing=checkpointing)
+        found = gradients(policy)
+        for name, gradient in expected.items():
+            assert (found[name] - gradient).norm() <= apart * (gradient.norm() + 1), name
+        assert not any(found[name].any() for name in found.keys() - expected.keys())
+
+
 @pytest.mark.usefixtures("flex_backward", "several_chunks")
 @each_of()
 def test_the_gradient_of_the_learner_is_that_of_autograd(
@@ -98,18 +111,19 @@ def test_the_gradient_of_the_learner_is_that_of_autograd(
     assert isinstance(packed.mask, Tensor)
     shared = replace(packed, mask=shared_mask(policy.model, packed.mask, dtype))
     ways = [packed, shared] if refused else [packed, shared, in_blocks]
-    for way, checkpointing in itertools.product(ways, (False, True)):
-        token_scores(
-            policy,
-            way,
-            1.0,
-            lambda logprobs, part: (weight[part] * logprobs).sum(),
-            checkpointing=checkpointing,
-        )
-        found = gradients(policy)
-        for name, gradient in expected.items():
-            assert (found[name] - gradient).norm() <= apart * (gradient.norm() + 1), name
-        assert not any(found[name].any() for name in found.keys() - expected.keys())
+    check(policy, ways, weight, expected, apart)
+
+    single, without = (
+        pack(rollouts, rows_of(rollouts, [0, 1], positions=1), policy.device, causal=causal) for causal in (False, True)
+    )
+    for each in (single, without):
+        each.tokens.remainder_(len(tokenizer))
+        each.targets.remainder_(len(tokenizer))
+    assert without.mask is None
+    assert needs_no_mask(policy) is (attention_of(policy.model) == "sdpa")
+    if needs_no_mask(policy):  # rotation in float32 is another by rounding, in rows of another length
+        (weight * by_autograd(policy, single)).sum().backward()
+        check(policy, [without], weight, gradients(policy), apart)
     batch = judged(rollouts, [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
     learned = Learner(policy, OptimizerConfig(lr=1e-3)).update(batch, AlgorithmSpec(), 1.0)
     assert learned.applied
