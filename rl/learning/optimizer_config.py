@@ -25,9 +25,9 @@ class OptimizerConfig(BaseModel):
     lr: float | None = Field(
         None,
         gt=0,
-        description="learning rate after the warm-up; none takes 3e-4 for a policy of less than 20M parameters, "
-        "falling to 1e-6 for one of 500M or more (rlvf sft and reward-model: 1e-3 to 1e-5), ten times that, at most "
-        "2e-4, for adapters, over the square root of a staleness above 1, and says which",
+        description="learning rate after the warm-up; none takes 3e-4 below 20M parameters, falling to 1e-6 from 500M "
+        "on (rlvf sft, reward-model: 1e-3 to 1e-5), ten times that for adapters, over the square root of a staleness "
+        "above 1, and says which",
     )
     warmup_steps: int = Field(5, ge=0, description="optimizer steps over which the learning rate rises to lr")
     decay: Literal["none", "linear", "cosine"] = Field(

@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rl.compiler import c_compiler
+from rl.compiler import NoCompilerError, c_compiler
 from rl.model.processor import MEASURED, processor
 
 # sums in any order, as vectors take; infinities and what is no number stay as they are
@@ -24,19 +26,35 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros", "-freciprocal-math"),
 )
 HEADER = Path(__file__).with_name("exponential.h")  # of all
-SECONDS = 60  # for the compiler
+SECONDS = 30  # for the compiler
 ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-@cache
 def compiled(source: Path, **defined: int) -> ctypes.CDLL:
     """The library of a file of C, with these macros.
 
     Raises:
         NoCompilerError: there is none.
         ValueError: the compiler does not compile it.
-        OSError, subprocess.TimeoutExpired: it cannot be run, or what it made cannot be loaded.
+        OSError: it cannot be run, or what it made cannot be loaded.
     """
+    found = attempted(source, **defined)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+@cache
+def attempted(source: Path, **defined: int) -> ctypes.CDLL | Exception:
+    """What came of it, once a process."""
+    try:
+        return _kept(source, **defined)
+    except (NoCompilerError, ValueError, OSError) as error:
+        return error
+
+
+def _kept(source: Path, **defined: int) -> ctypes.CDLL:
+    """The library, from where it is kept, or made and kept there."""
     compiler = c_compiler()
     options = (*FLAGS, *(f"-D{name}={value}" for name, value in defined.items()))
     made_of = "\n".join([source.read_text(), HEADER.read_text(), *options, *compiler, processor()])
@@ -49,10 +67,7 @@ def compiled(source: Path, **defined: int) -> ctypes.CDLL:
                 return ctypes.CDLL(str(kept))
     with tempfile.TemporaryDirectory() as own:
         made = Path(own, "made.so")
-        command = [*compiler, *options, str(source), "-o", str(made), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-        if done.returncode:
-            raise ValueError(f"{compiler[0]} does not compile {source.name}: {done.stderr.strip()[:200]}")
+        _compile([*compiler, *options, str(source), "-o", str(made), "-lm"])
         loaded = ctypes.CDLL(str(made))
         if folder is not None:
             with suppress(OSError):  # else the next process compiles it again
@@ -60,19 +75,35 @@ def compiled(source: Path, **defined: int) -> ctypes.CDLL:
         return loaded
 
 
+def _compile(command: Sequence[str]) -> None:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            raise ValueError(f"{command[0]} did not compile them in {SECONDS} s") from None
+    if process.returncode:
+        raise ValueError(f"{command[0]} does not compile them: {said.strip()[:200]}")
+
+
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _keep(made: bytes, kept: Path) -> None:
-    """Whole, however many processes do so at once."""
+    """Whole, however many processes, of however many machines, do so at once."""
     kept.parent.mkdir(parents=True, exist_ok=True)
-    beside = kept.with_suffix(f".{os.getpid()}")
-    try:
-        beside.write_bytes(made)
-        beside.replace(kept)
-    finally:
-        beside.unlink(missing_ok=True)
+    with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as beside:
+        try:
+            beside.write(made)
+            beside.flush()
+            os.fsync(beside.fileno())
+            Path(beside.name).replace(kept)
+        except OSError:
+            Path(beside.name).unlink(missing_ok=True)
+            raise
 
 
 def bounds(rows: int, least: int) -> list[int]:
@@ -81,16 +112,30 @@ def bounds(rows: int, least: int) -> list[int]:
     return [rows * part // count for part in range(count + 1)]
 
 
-def in_parts(function: Callable[..., int], between: Sequence[int], *given: Any) -> None:
-    """``function(first, last, *given)`` of the rows between any two bounds, beside each other. Raises MemoryError where
-    one says so."""
-    others = [_threads().submit(function, *part, *given) for part in pairwise(between[1:])]
-    failed = function(*between[:2], *given)
-    if any([failed, *(other.result() for other in others)]):
+def in_parts(
+    function: Callable[..., int], between: Sequence[int], given: Sequence[Any], tensors: Sequence[Tensor | None]
+) -> None:
+    """``function(first, last, *given)`` of the rows between any two bounds, beside each other. The ``tensors`` whose
+    addresses are given stay until every part is done, also where the caller is interrupted.
+
+    Raises:
+        MemoryError: a part says 1. IndexError: one says 2.
+    """
+
+    def part(first: int, last: int, _: object = tensors) -> int:
+        return function(first, last, *given)
+
+    others = [
+        _threads(os.getpid(), max(1, torch.get_num_threads() - 1)).submit(part, *each) for each in pairwise(between[1:])
+    ]
+    said = {part(*between[:2]), *(other.result() for other in others)}
+    if 1 in said:
         raise MemoryError("no memory for the scores of a row")
+    if 2 in said:
+        raise IndexError("a key that is to be kept outside of what there is")
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    """Of this process: what is in C leaves the interpreter to others."""
-    return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), "compiled")
+def _threads(_: int, count: int) -> ThreadPoolExecutor:
+    """So many of this process: what is in C leaves the interpreter to others."""
+    return ThreadPoolExecutor(count, "compiled")

@@ -101,14 +101,15 @@ void gate(int64_t rows, int64_t width, const float *given, float *out)
     for (; rows; rows--, given += 2 * width, out += width)
         for (int64_t i = 0; i < width; i++) {
             float power = exponential(-fabsf(given[i]));
-            out[i] = given[i] * given[width + i] * (given[i] < 0 ? power : 1.0f) / (1.0f + power);
+            float passed = given[i] * ((given[i] < 0 ? power : 1.0f) / (1.0f + power));
+            out[i] = passed * given[width + i];
         }
 }
 
 /* [B, K * R * D] of the rows from `first` to `last`, by queries [B, K * R * D], keys and values [B, K * D], whose rows
  * are `strides` apart; the new key and value are kept at `at` [B] of [.., K, L, D], of the row, or of that in `kept_in` [B]
  * if it is not 0: a row may be behind another one that is kept there, too. `points` [B] of rows, in places of so many
- * `columns`, may be 0: they are one after another. 1 where there is no memory, else 0. */
+ * `columns`, may be 0: they are one after another. 1 where there is no memory, 2 where `at` is outside, else 0. */
 int attend(int64_t first, int64_t last, int64_t K, const float *query, const float *key, const float *value,
            const int64_t *strides, const float *norms, float epsilon, const float *cos, const float *sin, float scaling,
            float *own_keys, float *own_values, int64_t own_positions, const int64_t *kept_in, const int64_t *at,
@@ -122,6 +123,10 @@ int attend(int64_t first, int64_t last, int64_t K, const float *query, const flo
     for (int64_t row = first; row < last; row++) {
         int64_t place = (points ? points[row] : row) / columns, before = lengths[place], own = at[row] + 1;
         int64_t kept = kept_in ? kept_in[row] : row;
+        if (at[row] < 0 || own > own_positions) {
+            free(scores);
+            return 2;
+        }
         for (int64_t head = 0; head < K; head++) {
             float *keys = own_keys + (kept * K + head) * own_positions * SIZE;
             float *values = own_values + (kept * K + head) * own_positions * SIZE;

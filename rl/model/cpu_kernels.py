@@ -59,9 +59,9 @@ class CpuKernels:
         layer: int,
     ) -> Tensor:
         """[B, K * R * D] of one new token of each row, or of tokens that follow one another, whose keys and values are
-        kept: arguments as of `rl.model.kernels.attend`. Raises MemoryError where there is none for a row's scores."""
+        kept: arguments as of `rl.model.kernels.attend`. Raises what `in_parts` raises."""
         own, prompts = shared.kept(layer)
-        assert {query.dtype, own[0].dtype, cos.dtype} == {torch.float32}
+        assert {query.dtype, own[0].dtype, cos.dtype} == {torch.float32}, "they are for float32 alone"
         (_, K, positions, _), B = own[0].shape, len(query)  # noqa: N806
         found = query.new_empty(query.shape)
         cos, sin, points = cos.contiguous(), sin.contiguous(), shared.grid.points
@@ -74,11 +74,15 @@ class CpuKernels:
             *(prompts[0].data_ptr(), prompts[1].data_ptr(), prompts[0].shape[2], shared.prompt_lengths.data_ptr()),
             *(None if points is None else points.data_ptr(), shared.grid.columns, found.data_ptr()),
         )
-        in_parts(self._attend, bounds(B, ROWS) if shared.parts is None else shared.parts, *given)
+        held = (query, key, value, norms, cos, sin, *own, *prompts, shared.at, shared.kept_in, shared.prompt_lengths)
+        assert all(each.is_contiguous() for each in (*own, *prompts))
+        parts = bounds(B, ROWS) if shared.parts is None else shared.parts
+        in_parts(self._attend, parts, given, (*held, points, found))
         return found
 
     def rms_norm(self, states: Tensor, shape: Sequence[int], weight: Tensor, epsilon: float) -> Tensor:
         """As `torch.nn.functional.rms_norm` of states [B, H], which takes six calls."""
+        states, weight = states.contiguous(), weight.contiguous()
         found = torch.empty_like(states)
         self._normalize(len(states), shape[0], states.data_ptr(), weight.data_ptr(), epsilon, found.data_ptr())
         return found
@@ -87,6 +91,7 @@ class CpuKernels:
         """See `rl.model.lean.gated`."""
         if up is not None:
             return gated(states, up)
+        states = states.contiguous()
         found = states.new_empty(len(states), states.shape[1] // 2)
         self._gate(*found.shape, states.data_ptr(), found.data_ptr())
         return found

@@ -8,6 +8,8 @@ import math
 import os
 import platform
 import re
+import subprocess
+import sys
 import time
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -20,6 +22,8 @@ MEASURED = "RLVF_MEASURED"  # in the environment: the file that keeps what was m
 FASTER = 1.5  # times as fast, to pay for what is not multiplied
 ROWS, SIDE = 64, 1024  # of the product: a decoding step of a model of 0.6B parameters
 TURNS = 20
+# of x86 the first two, of ARM the others
+TOLD = "model name|flags|Features|CPU implementer|CPU architecture|CPU variant|CPU part"
 
 
 @cache
@@ -63,11 +67,17 @@ def _speed(dtype: torch.dtype) -> float:
 
 def processor() -> str:
     """Its name, and what it can do: one of a virtual machine is called the same with and without AMX."""
-    name, flags = platform.processor() or platform.machine(), ""
+    name, can = platform.processor() or platform.machine(), ""
     with suppress(OSError):
-        said = dict(re.findall(r"^(model name|flags)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
-        name, flags = said.get("model name", name), said.get("flags", "")
-    return f"{name}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+        said = re.findall(rf"^({TOLD})\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = dict(said).get("model name", name)
+        can = "\n".join(
+            sorted({value for kind, value in said if kind != "model name"})
+        )  # cores may be of several kinds
+    if sys.platform == "darwin":
+        asked = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
+        name = asked.stdout.strip() or name
+    return f"{name}, {hashlib.sha256(can.encode()).hexdigest()[:8]}"
 
 
 def _known(file: Path) -> dict[str, float]:

@@ -25,7 +25,8 @@ class Choice:
         self._choose = compiled(SOURCE).choose
         self._choose.argtypes = (NUMBER, NUMBER, NUMBER, ADDRESS, ADDRESS, ADDRESS, ADDRESS)
         draws = torch.Generator().manual_seed(0)
-        scores, uniform = 5 * torch.randn(20, 1003, generator=draws), torch.linspace(0, 0.99, 20)
+        scores = 5 * torch.randn(20, 1003, generator=draws, dtype=torch.float32)
+        uniform = torch.linspace(0, 0.99, 20, dtype=torch.float32)
         tokens, logprobs = self(scores, uniform)
         exact = scores.double().log_softmax(1)
         sums, own = exact.exp().cumsum(1).gather(1, tokens[:, None])[:, 0], exact.gather(1, tokens[:, None])[:, 0]
@@ -39,7 +40,7 @@ class Choice:
         none for the weights of a row."""
         assert scores.dtype == uniform.dtype == torch.float32
         scores, uniform = scores.contiguous(), uniform.contiguous()
-        tokens, logprobs = torch.empty(len(scores), dtype=torch.int64), torch.empty(len(scores))
-        made = scores.shape[1], scores.data_ptr(), uniform.data_ptr(), tokens.data_ptr(), logprobs.data_ptr()
-        in_parts(self._choose, bounds(len(scores), ROWS), *made)
+        tokens, logprobs = torch.empty(len(scores), dtype=torch.int64), torch.empty_like(uniform)
+        held = scores, uniform, tokens, logprobs
+        in_parts(self._choose, bounds(len(scores), ROWS), (scores.shape[1], *(each.data_ptr() for each in held)), held)
         return tokens, logprobs

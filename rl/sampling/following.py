@@ -78,7 +78,7 @@ def states_behind(policy: Policy, cache: SlotCache, part: Sequence[Prefill], lea
         max(one.past + len(one.ids) for one in part),
         lengths,
         [0, *ends[[last - 1 for last in bounds(len(part), 1)[1:]]].tolist()],
-        torch.empty(0, keys, 0, size, dtype=policy.dtype),
+        torch.empty(0, keys, 0, size, dtype=policy.model.dtype),
     )
     ids = torch.tensor([token for one in part for token in one.ids])
     positions = at + each([one.front for one in part])

@@ -3,7 +3,6 @@
 import bisect
 import logging
 import math
-import subprocess
 
 import torch
 from torch import Tensor
@@ -144,7 +143,7 @@ def _choice() -> Choice | None:
     """What draws tokens on a processor, if it can be had."""
     try:
         return Choice()
-    except (NoCompilerError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+    except (NoCompilerError, OSError, ValueError) as error:
         _slower("none is drawn by compiled code", reason(error), error)
         return None
 

@@ -14,7 +14,7 @@ from rl.model.policy import DTYPES, Policy, copied_weights, dtype_name
 
 def published_type(asked: str, policy: Policy) -> str:
     """The type in which this policy is published, if `sync.dtype` is this: ``auto`` is that of the arithmetic, or, of
-    adapters, that in which the frozen weights are kept, beside which theirs is lost in what these were rounded by."""
+    adapters, that in which the frozen weights are kept: fewer bytes, for a mismatch as of rounded weights."""
     if asked != "auto":
         return asked
     return dtype_name(policy.dtype) if policy.base is None else policy.base.dtype

@@ -28,9 +28,9 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A machine's folder of what was measured, and nothing compiled yet in this process."""
     monkeypatch.setenv(processor.MEASURED, str(tmp_path / "cache" / "processor.json"))
-    compiled.compiled.cache_clear()
+    compiled.attempted.cache_clear()
     yield tmp_path / "cache"
-    compiled.compiled.cache_clear()
+    compiled.attempted.cache_clear()
 
 
 def program(folder: Path, text: str) -> str:
@@ -87,13 +87,14 @@ def test_gates_are_those_of_float64() -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", KINDS)
 def test_an_engine_draws_with_them_what_it_draws_without(
-    name: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    name: str, cache: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = made(name, tokenizer)
     slots = Slots(policy, most=7)
     assert isinstance(slots.lean and slots.lean.kernels, CpuKernels)
     monkeypatch.setattr(compiled, "c_compiler", lambda: raises(NoCompilerError("there is none")))
-    compiled.compiled.cache_clear()
+    compiled.attempted.cache_clear()
+    assert list(cache.iterdir())
     without = Slots(policy, most=7)
     assert without.lean is not None
     assert without.lean.kernels is None
@@ -107,17 +108,35 @@ def test_prompts_of_several_threads_are_those_of_one(
     policy = made("qwen3", tokenizer)
     monkeypatch.setattr(cpu_kernels, "ROWS", 2)
     found, before = [], torch.get_num_threads()
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        found.append(drawn(policy, Slots(policy)))
-    torch.set_num_threads(before)
+    slots = Slots(policy)
+    assert isinstance(slots.lean and slots.lean.kernels, CpuKernels)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(drawn(policy, slots))
+    finally:
+        torch.set_num_threads(before)
     assert max(differ(found[0], other) for other in found[1:]) < 1e-5
+
+
+@needs_compiler
+def test_a_key_that_has_no_place_is_refused_and_not_written() -> None:
+    kernels = CpuKernels(16, 1)
+    cache = SlotCache(2, 1, 3, 1, share=True, grows=False)
+    cache.prompts_kept.layers[0] = torch.zeros(1, 1, 1, 16), torch.zeros(1, 1, 1, 16)
+    cache.rows.layers[0] = torch.zeros(2, 1, 3, 16), torch.zeros(2, 1, 3, 16)
+    for at in (3, -1):
+        cache.decode(torch.tensor([0, at]), 3, Grid.of([0, 0], 1, torch.device("cpu")), torch.ones(1).long(), 1)
+        states, cos = torch.ones(2, 16), torch.ones(2, 1, 16)
+        with pytest.raises(IndexError, match="kept outside"):
+            kernels.attend(states, states, states, None, 0.0, cos, cos, 1.0, cache, 0)
 
 
 @needs_compiler
 def test_what_is_no_number_stays_none(tokenizer: PreTrainedTokenizerBase) -> None:
     policy = made("qwen3", tokenizer)
     slots = Slots(policy)
+    assert isinstance(slots.lean and slots.lean.kernels, CpuKernels)
     with torch.no_grad():
         policy.model.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan
     assert all(np.isnan(draw.logprobs).all() for draw in drawn(policy, slots))
@@ -155,8 +174,8 @@ def test_they_are_compiled_once_a_machine(cache: Path, monkeypatch: pytest.Monke
     CpuKernels(16, 2)
     CpuKernels(16, 1)
     assert len(list(cache.iterdir())) == 2  # and nothing that was made on the way
-    compiled.compiled.cache_clear()  # as in the next process
-    monkeypatch.setattr(compiled.subprocess, "run", None)
+    compiled.attempted.cache_clear()  # as in the next process
+    monkeypatch.setattr(compiled, "_compile", None)
     CpuKernels(16, 2)
     monkeypatch.setattr(compiled, "processor", lambda: "another machine that shares the folder")
     with pytest.raises(TypeError):  # it is compiled anew
@@ -168,7 +187,7 @@ def test_a_damaged_one_is_compiled_anew(cache: Path) -> None:
     CpuKernels(16, 2)
     (kept,) = cache.iterdir()
     kept.write_bytes(kept.read_bytes()[:1000])
-    compiled.compiled.cache_clear()
+    compiled.attempted.cache_clear()
     CpuKernels(16, 2)  # a part of a library would end the process that loads it
     assert kept.stat().st_size > 1000
 
@@ -203,8 +222,9 @@ def test_without_a_compiler_tensors_do_it_and_it_is_no_fault(
 @pytest.mark.parametrize(
     ("compiler", "why"),
     [
-        ("echo 'unknown option -march' >&2; exit 1", "does not compile cpu_kernels.c: unknown option"),
+        ("echo 'unknown option -march' >&2; exit 1", "does not compile them: unknown option"),
         ("exit 0", "made.so"),
+        ("sleep 60 & wait", "did not compile them in 1 s"),
     ],
 )
 @pytest.mark.usefixtures("cache")
@@ -217,6 +237,7 @@ def test_a_compiler_that_cannot_compile_them_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("CC", program(tmp_path, compiler))
+    monkeypatch.setattr(compiled, "SECONDS", 1)
     slots = Slots(made("qwen3", tokenizer))
     assert slots.lean is not None
     assert slots.lean.kernels is None

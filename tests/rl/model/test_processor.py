@@ -52,3 +52,16 @@ def test_what_cannot_be_read_or_kept_is_measured_again(
 def test_a_pipe_in_its_place_is_not_waited_for(kept: Path) -> None:
     os.mkfifo(kept)
     assert isinstance(processor.fast_at_bfloat16(), bool)
+
+
+@pytest.mark.parametrize(
+    "differs", ["Features\t: fp asimd sve", "CPU part\t: 0xd4f", "flags\t\t: fma avx512f", "model name\t: other"]
+)
+def test_processors_that_can_other_things_are_told_apart(differs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of x86 and of ARM: what is compiled for one may be no program for another."""
+    said = "processor\t: 0\nFeatures\t: fp asimd\nCPU part\t: 0xd0c\nflags\t\t: fma\nmodel name\t: one\n"
+    found = []
+    for text in (said, f"{said}{differs}\n"):
+        monkeypatch.setattr(Path, "read_text", lambda *_, text=text: text)
+        found.append(processor.processor())
+    assert found[0] != found[1]

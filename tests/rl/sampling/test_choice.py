@@ -68,6 +68,17 @@ def test_rows_that_are_no_numbers_have_no_log_prob_and_harm_no_other() -> None:
     assert ((tokens >= 0) & (tokens < 50)).all()
 
 
+def test_it_is_in_float32_whatever_the_type_by_default() -> None:
+    scores, uniform = torch.randn(4096, 50), torch.rand(4096)
+    expected = Choice()(scores, uniform)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = Choice()(scores, uniform)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
+
+
 def test_one_that_chooses_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Choice.__call__
     monkeypatch.setattr(Choice, "__call__", lambda self, scores, uniform: call(self, scores, 1 - uniform))
