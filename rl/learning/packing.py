@@ -162,9 +162,8 @@ def pack(
                 predictor = start + t - 1 if t else behind
                 where.append((index, predictor, int(rollouts.tokens[group, sample, t]), group, sample, t, start + t))
             start = end
-        if (
-            causal
-        ):  # what pads a row is behind it, where nobody looks; positions that begin anew would be other sequences
+        # what pads a row is behind it, where nobody looks; positions that begin anew would be other sequences
+        if causal:
             positions[index, start:] = np.arange(start, shape[1])
     mask: Tensor | BlockMask | None = None
     if not causal:

@@ -96,11 +96,11 @@ class Accumulation:
             release(self._policy.device)
             smaller = self.passes.smaller(self.config, longest)
             if smaller is None:
-                helps: tuple[str, ...] = () if self.passes.checkpointing else ("optimizer.checkpointing on",)
-                helps = (*helps, *less_memory(self._policy), "a smaller sampling.max_tokens")
+                helps = [] if self.passes.checkpointing else ["optimizer.checkpointing on"]
+                helps += [*less_memory(self._policy), "a smaller sampling.max_tokens", "a smaller policy.model"]
                 raise NoRoomError(
                     f"one sequence of {longest:,} tokens in a forward pass does not fit into the memory of "
-                    f"{self._policy.device}: give {one_of((*helps, 'a smaller policy.model'))}"
+                    f"{self._policy.device}: give {one_of(helps)}"
                 )
             self.passes = smaller
             said = f"out of memory; {self.passes} from now on"

@@ -22,9 +22,8 @@ def hidden_states(model: PreTrainedModel, *, mask: Tensor | BlockMask | None = N
     one attention is causal. One of blocks is for inside of `rl.model.blocks.in_blocks`.
     """
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-    if (
-        isinstance(mask, Tensor) and mask.dtype == torch.bool and attention_of(model) == "eager"
-    ):  # it adds the mask to the scores
+    # transformers' own attention adds the mask to the scores
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool and attention_of(model) == "eager":
         scores = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
         mask = scores.masked_fill_(~mask, torch.finfo(model.dtype).min)
     states: Tensor = decoder(attention_mask=mask, **inputs).last_hidden_state

@@ -74,7 +74,9 @@ def less_memory(policy: Policy) -> tuple[str, ...]:
 
 
 def one_of(options: Sequence[str]) -> str:
-    return " or ".join(filter(None, [", ".join(options[:-1]), options[-1]]))
+    """As words: a, b or c."""
+    *others, last = options
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 @contextmanager
