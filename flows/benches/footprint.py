@@ -29,9 +29,7 @@ T = TypeVar("T")
 EVERY = 3.0  # seconds between two readings
 GROWTH = 0.1
 NOISE = 4e6  # bytes that are no growth: of a small process a tenth is less
-KEPT_GROWTH = (
-    0.25  # of weights and checkpoints: while one is written and before the oldest is removed there is one more
-)
+KEPT_GROWTH = 0.25  # of weights and checkpoints: less than one of three checkpoints that is not removed
 STEP_MB = 1.0  # that a step may add to the home: completions, metrics, what Prefect and MLflow keep, lines of logs
 FORKING = "fork server"
 READINGS = 5  # in a third, below which nothing is said of a kind
@@ -133,7 +131,7 @@ class Footprint:
             yield Check(f"memory of {kind}", flat, f"{taken['first']:.0f} → {taken['last']:.0f} MB ({grown:+.1%})")
         yield Check("memory was read", bool(memory), f"of {len(memory)} kinds of processes")
         kept, home = (self._disk[name] for name in ("weights and checkpoints", "the home"))
-        first, last = max(third(kept), default=0), max(third(kept, last=True), default=0)
+        first, last = (median(third(kept, end) or [0]) for end in (False, True))
         figure = f"{first / 1e6:.1f} → {last / 1e6:.1f} MB"
         yield Check("weights and checkpoints are bounded", 0 < last <= (1 + KEPT_GROWTH) * first, figure)
         added = (home[-1] - home[0]) / 1e6 / max(1, steps) if home else 0.0

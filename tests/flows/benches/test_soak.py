@@ -26,10 +26,11 @@ def test_two_minutes_of_faults(
     words = ["bench", "soak", "--minutes", "2", "--policy", str(half_right), "--problems", str(problems), "--json"]
     try:
         main(words)
-    finally:
-        out, err = capsys.readouterr()
-        print(err)
-    found = json.loads(out)
+    except SystemExit:
+        said = capsys.readouterr().err
+        broken = "; ".join(line for line in said.splitlines() if line.startswith("FAILED"))
+        pytest.fail(f"{broken}\n{said}")  # of which a summary shows the first line
+    found = json.loads(capsys.readouterr().out)
     assert found["broken"] == []
     assert len(found["soak"]["faults"]) >= 4
     assert found["soak"]["steps"] > 3
@@ -80,6 +81,9 @@ def test_what_grows_is_found(tmp_path: Path) -> None:
     assert not found_of(tmp_path, [100.0 + at for at in range(30)], [5] * 30, [1] * 30)[memory]
     assert found_of(tmp_path, [10.0 + at / 10 for at in range(30)], [5] * 30, [1] * 30)[memory]  # MB that are noise
     assert not found_of(tmp_path, flat, list(range(1, 31)), [1] * 30)[kept]
+    assert not found_of(tmp_path, flat, [33] * 15 + [44] * 15, [1] * 30)[kept]  # a checkpoint that is not removed
+    written = [33, 36, 33] * 9 + [33, 46, 33]  # one while it is written, which is seen now and then
+    assert found_of(tmp_path, flat, written, [1] * 30)[kept]
     assert not found_of(tmp_path, flat, [5] * 30, [10**6 * at for at in range(30)])[home]
     nothing = found_of(tmp_path, [1.0], [], [])
     assert nothing == {"memory was read": False, kept: False, home: False}
