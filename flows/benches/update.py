@@ -24,11 +24,16 @@ from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
 from rl.model.tiny import build_tokenizer
 from rl.records import Batch, Problem, Rollouts
 
-METHODS: dict[str, dict[str, Any]] = {  # options of the optimizer, and the rank of adapters; `direct` takes none
+RANK = {"rank": 16}  # of adapters, in place of all parameters
+ONE_PASS = {"microbatch_tokens": 2**30, "checkpointing": "off"}
+CHECKPOINTING = {"microbatch_tokens": 2**30, "checkpointing": "on"}  # in one pass too
+METHODS: dict[str, dict[str, Any]] = {  # options of the optimizer, and the rank; `direct` takes none
     "full": {},
-    "one pass": {"microbatch_tokens": 2**30, "checkpointing": "off"},
-    "checkpointing": {"microbatch_tokens": 2**30, "checkpointing": "on"},  # in one pass too
-    "lora": {"rank": 16},  # of adapters, in place of all parameters
+    "one pass": ONE_PASS,
+    "checkpointing": CHECKPOINTING,
+    "lora": RANK,
+    "lora, one pass": RANK | ONE_PASS,
+    "lora, checkpointing": RANK | CHECKPOINTING,
     "direct": {},
 }
 SAMPLES = 8  # completions of a group

@@ -39,8 +39,8 @@ def token_scores(
             hidden = predicting_states(policy, packed, trained=loss is not None, checkpointing=checkpointing)
             given = policy.model, hidden.detach(), packed.targets, temperature
             if before is not None:
-                before(target_scores(*given)[0])
-            found = target_scores(*given, loss, entropy_weights=entropy_weights)
+                before(target_scores(*given, chunk=packed.chunk)[0])
+            found = target_scores(*given, loss, packed.chunk, entropy_weights)
         logprobs, entropy, gradient = found
         if gradient is not None and hidden.requires_grad:
             hidden.backward(gradient)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ Legend: R rows, L positions in a row, N completion tokens in all rows, G complet
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ class Packed:
     sample: Tensor  # [N] its completion within the group
     token_index: Tensor  # [N] its position within the completion
     token_positions: Tensor  # [N] its position in the row
+    # how many of the N have logits at once; None: as many as are fast
+    chunk: int | None = field(default=None, kw_only=True)
 
 
 def balance(policy: Policy) -> float:

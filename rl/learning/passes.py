@@ -13,6 +13,7 @@ from rl.model.head import shared_mask
 from rl.model.memory import (
     NoRoomError,
     checkpointed_bytes,
+    chunk_within,
     is_out_of_memory,
     kept_by_position,
     less_memory,
@@ -23,6 +24,7 @@ from rl.model.memory import (
     spare_bytes,
 )
 from rl.model.policy import LARGE, Policy
+from rl.model.scores import ROWS, fast_chunk
 from rl.model.trial import needs_no_mask
 from rl.records import Rollouts
 
@@ -38,6 +40,7 @@ class Passes:
 
     positions: int  # in each at most; a longer sequence goes alone
     checkpointing: bool
+    chunk: int | None = None  # tokens of a pass that may have logits at once; None: as many as are fast
 
     @classmethod
     def wanted(cls, policy: Policy, config: OptimizerConfig) -> "Passes":
@@ -45,16 +48,22 @@ class Passes:
         few = policy.device.type == "cpu"
         return cls(config.microbatch_tokens or (1024 if few else 16384), config.checkpointing == "on")
 
-    def smaller(self, config: OptimizerConfig, longest: int) -> "Passes | None":
-        """Passes that take less memory, None where nothing does; a sequence has `longest` positions at most."""
+    def smaller(self, config: OptimizerConfig, longest: int, outputs: int) -> "Passes | None":
+        """Passes that take less memory, None where nothing does; a sequence has `longest` positions at most, and a
+        token so many logits."""
         may_checkpoint = config.checkpointing == "auto" and not self.checkpointing
         least = max(longest, FEW) if may_checkpoint else longest
         if self.positions > least:
-            return Passes(max(least, self.positions // 2), self.checkpointing)
-        return Passes(self.positions, True) if may_checkpoint else None
+            return replace(self, positions=max(least, self.positions // 2))
+        if may_checkpoint:
+            return replace(self, checkpointing=True)
+        chunk = min(self.positions, self.chunk or fast_chunk(outputs))
+        return replace(self, chunk=max(ROWS, chunk // 2)) if chunk > ROWS and outputs > 1 else None
 
     def __str__(self) -> str:
-        return f"forward passes of {self.positions:,} positions{', with checkpointing' if self.checkpointing else ''}"
+        checkpointing = ", with checkpointing" if self.checkpointing else ""
+        chunk = "" if self.chunk is None else f", logits of {self.chunk} tokens at once"
+        return f"forward passes of {self.positions:,} positions{checkpointing}{chunk}"
 
 
 class Accumulation:
@@ -94,7 +103,7 @@ class Accumulation:
             # here, where no error holds any more what the pass had made
             self._policy.model.zero_grad(set_to_none=True)
             release(self._policy.device)
-            smaller = self.passes.smaller(self.config, longest)
+            smaller = self.passes.smaller(self.config, longest, self._policy.outputs)
             if smaller is None:
                 helps = [] if self.passes.checkpointing else ["optimizer.checkpointing on"]
                 helps += [*less_memory(self._policy), "a smaller sampling.max_tokens", "a smaller policy.model"]
@@ -117,7 +126,7 @@ class Accumulation:
         sums = dict[str, float]()
         rows = self._rows(rollouts, groups, passes, blocks=blocks)
         for part in microbatches(rollouts, rows, passes.positions, blocks=blocks):
-            packed = self._pack(rollouts, part, blocks=blocks)
+            packed = replace(self._pack(rollouts, part, blocks=blocks), chunk=passes.chunk)
             for name, value in work(packed, passes.checkpointing).items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
@@ -168,7 +177,9 @@ def _fitting(
 ) -> Passes:
     """The passes that fit into the memory that is free now, if rows have `longest` positions at most. A number of
     positions that is given is taken."""
-    room = spare_bytes(policy.device, standing) - passing_bytes(policy, wanted.positions)
+    spare = spare_bytes(policy.device, standing)
+    chunk = chunk_within(policy, wanted.positions, spare)
+    room = spare - passing_bytes(policy, wanted.positions, chunk=chunk)
     if policy.base is not None and policy.device.type != "cuda":  # else a pass takes several times the frozen weights
         room = min(room, max(BESIDE_ADAPTERS, sum(p.numel() * p.element_size() for p in policy.model.parameters())))
     kept = _kept_at(policy, longest, blocks=blocks)
@@ -178,7 +189,7 @@ def _fitting(
     if checkpointing:
         kept = checkpointed_bytes(policy, kept)
     fitting = wanted.positions if config.microbatch_tokens else max(FEW, int(room / max(1.0, kept)))
-    return Passes(min(wanted.positions, fitting), checkpointing)
+    return Passes(min(wanted.positions, fitting), checkpointing, chunk)
 
 
 def _kept_at(policy: Policy, length: int, *, blocks: bool = False) -> float:

@@ -12,7 +12,15 @@ from torch.overrides import TorchFunctionMode
 from rl.lora_config import LoraConfig
 from rl.model.head import attention_of
 from rl.model.lora import add_adapters
-from rl.model.memory import checkpointed_bytes, free_bytes, kept_by_position, kept_of_row, passing_bytes, spare_bytes
+from rl.model.memory import (
+    checkpointed_bytes,
+    chunk_within,
+    free_bytes,
+    kept_by_position,
+    kept_of_row,
+    passing_bytes,
+    spare_bytes,
+)
 from rl.model.narrow import compute_in
 from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
 from rl.model.skeleton import META, skeleton
@@ -88,7 +96,7 @@ def _fit(name: str, rank: int, base: torch.dtype, dtype: torch.dtype, positions:
     trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
     trainer = sum(parameter.nbytes for parameter in policy.model.parameters()) + trained * ADAM
     left = spare_bytes(device, generator + trainer, processes=2)
-    room = left - passing_bytes(policy, positions, device)
+    room = left - passing_bytes(policy, positions, device, chunk_within(policy, positions, left))
     kept, growth = _kept_by_position(policy)
     shares = device.type == "cpu" and attention_of(policy.model) == "sdpa"  # a mask, all layers: see `shared_mask`
 

@@ -18,7 +18,7 @@ from rl.model.control_group import group_bytes
 from rl.model.head import hidden_states, shared_mask
 from rl.model.policy import Policy
 from rl.model.products import in_slices
-from rl.model.scores import CHUNK
+from rl.model.scores import ROWS, fast_chunk
 
 DEVICE_PROCESSES = "RLVF_DEVICE_PROCESSES"  # in the environment: how many compute on the device of this one
 
@@ -27,6 +27,8 @@ ONEDNN_SAYS = ("could not create a primitive", "could not create a memory object
 
 MMAP_THRESHOLD = -3  # of mallopt(3)
 OF_ITS_OWN = 2**18  # bytes
+
+LOGIT_BYTES = 8  # with its gradient, both in float32
 
 
 class NoRoomError(RuntimeError):
@@ -184,10 +186,20 @@ def checkpointed_bytes(policy: Policy, kept: float) -> float:
     return kept / layers + layers * size * policy.dtype.itemsize
 
 
-def passing_bytes(policy: Policy, positions: int, device: torch.device | None = None) -> int:
-    """What a pass of so many positions takes beside what it keeps of them: copies of weights, and logits. On a
-    ``device``, by default the policy's."""
-    return cast_bytes(policy) + copy_bytes(policy, device or policy.device) + 8 * min(CHUNK, positions * policy.outputs)
+def passing_bytes(policy: Policy, positions: int, device: torch.device | None = None, chunk: int | None = None) -> int:
+    """What a pass of so many positions takes beside what it keeps of them: copies of weights, and the logits of a
+    ``chunk`` of tokens. On a ``device``, by default the policy's."""
+    copies = cast_bytes(policy) + copy_bytes(policy, device or policy.device)
+    return copies + LOGIT_BYTES * policy.outputs * min(positions, fast_chunk(policy.outputs), chunk or positions)
+
+
+def chunk_within(policy: Policy, positions: int, room: float) -> int | None:
+    """How many tokens of a pass may have logits at once, if those may take a quarter of so much room; None where it
+    allows for as many as are fast."""
+    allowed = int(room / 4 / (LOGIT_BYTES * policy.outputs))
+    # values and rewards have none
+    fewer = policy.outputs > 1 and allowed < min(positions, fast_chunk(policy.outputs))
+    return max(ROWS, allowed) if fewer else None
 
 
 def cast_bytes(policy: Policy) -> int:

@@ -19,7 +19,7 @@ from rl.model.in_place import gradient_of
 from rl.model.products import NARROW, in_slices, slices, wide_product, widened
 
 CHUNK = 5 * 2**23  # logits of a chunk at most: 160 MiB in float32, of which there are two
-ROWS = 32  # tokens whose logits are summed up at once
+ROWS = 32  # tokens whose logits are summed up at once, and of a chunk at least
 
 # the loss of tokens, a scalar, from their log-probs [C] and their place among the N; the loss of all is the sum
 Loss = Callable[[Tensor, slice], Tensor]
@@ -40,8 +40,7 @@ def target_scores(
 
     With ``loss``, its gradient is added to that of the head's parameters, and its gradient with respect to the hidden
     states [N, H] is the third that is returned; with ``entropy_weights`` [N] as well, of the loss less the sum of these
-    times the entropies. ``chunk`` tokens are taken at a time, by default :data:`CHUNK` logits
-    at most.
+    times the entropies. At most ``chunk`` tokens are taken at a time, and no more than `fast_chunk`.
 
     With z the logits and logp_n = z_n[target_n] - log sum_v exp(z_nv): d logp_n / d z_nv = 1[v = target_n] -
     softmax(z_n)_v. With p its softmax and H its entropy, d H_n / d z_nv = -p_v (log p_v + H).
@@ -52,8 +51,9 @@ def target_scores(
     logprobs, entropy = (hidden.new_empty(len(targets), dtype=summed) for _ in range(2))
     gradient = None if loss is None else torch.empty_like(hidden)
     # a head that is frozen has no gradient that is read and written with each chunk
-    most = CHUNK if any(one.requires_grad for one in module.parameters()) else CHUNK // 2
-    for part in _parts(len(targets), chunk or max(1, most // model.config.get_text_config().vocab_size)):
+    trained = any(one.requires_grad for one in module.parameters())
+    most = fast_chunk(model.config.get_text_config().vocab_size, trained=trained)
+    for part in _parts(len(targets), min(most, chunk or most)):
         target = targets[part, None]
         output = head.forward(hidden[part], loss is not None)
         with torch.set_grad_enabled(loss is not None):
@@ -78,6 +78,11 @@ def target_scores(
             del share
         del output, logits, scores, chances  # before the next chunk's are made
     return logprobs, entropy, gradient
+
+
+def fast_chunk(vocabulary: int, *, trained: bool = True) -> int:
+    """Tokens of a chunk, beyond which larger ones gain nothing; ``trained``: whether the head is."""
+    return max(1, (CHUNK if trained else CHUNK // 2) // vocabulary)
 
 
 def _parts(count: int, size: int) -> Iterator[slice]:

@@ -74,8 +74,9 @@ def test_all_methods_make_the_same_update(method: str) -> None:
         torch.testing.assert_close(value, other[name], atol=1e-6, rtol=1e-4)
 
 
-def test_the_row_of_adapters_trains_nothing_else() -> None:
-    learner = update.learner_of(**SMALL, **update.METHODS["lora"])
+@pytest.mark.parametrize("method", ["lora", "lora, one pass", "lora, checkpointing"])
+def test_the_rows_of_adapters_train_nothing_else(method: str) -> None:
+    learner = update.learner_of(**SMALL, **update.METHODS[method])
     assert {id(parameter) for parameter in learner.parameters} == {
         id(parameter) for parameter in adapters_of(learner.policy.model).values()
     }

@@ -10,7 +10,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from rl.model.lora import Base
-from rl.model.memory import NoRoomError, kept_by_position, kept_of_row, less_memory, one_of, room_for
+from rl.model.memory import NoRoomError, is_out_of_memory, kept_by_position, kept_of_row, less_memory, one_of, room_for
 from rl.model.policy import Policy
 from rl.model.value import value_model
 
@@ -74,3 +74,15 @@ def test_what_was_measured_of_a_pass_is_freed(make_policy: Callable[..., Policy]
     assert kept_of_row(policy, 64) > 0
     assert len(held) > 10
     assert all(each.expired() for each in held)
+
+
+def test_what_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**60)
+    assert is_out_of_memory(error.value)
+    said = ("MPS backend out of memory (MPS allocated: 1.00 GB)", "std::bad_alloc", "could not create a primitive")
+    assert all(is_out_of_memory(RuntimeError(one)) for one in said)
+    assert is_out_of_memory(MemoryError())
+    unsupported = "could not create a primitive descriptor for the matmul primitive. Run workload with …"
+    assert not any(is_out_of_memory(RuntimeError(one)) for one in ("mat1 and mat2 shapes differ", unsupported))
+    assert not is_out_of_memory(ValueError("out of memory"))
