@@ -176,11 +176,11 @@ def _update(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
         from flows.benches.update import figures
 
     rows: list[object] = []
-    print(f"{'positions':>9}  {'method':<14}{'extra memory':>14}{'tokens/s':>12}", file=table)
+    print(f"{'positions':>9}  {'method':<20}{'extra memory':>14}{'tokens/s':>12}", file=table)
     for figure in figures(positions, given.layers, given.vocabulary, given.repeats):
         rows.append(asdict(figure))
         found = f"{figure.extra_gb:>11.2f} GB{figure.tokens_per_second:>12,.0f}" if figure.extra_gb is not None else ""
-        print(f"{figure.positions:>9,}  {figure.method:<14}{found or '  does not fit here'}", file=table, flush=True)
+        print(f"{figure.positions:>9,}  {figure.method:<20}{found or '  does not fit here'}", file=table, flush=True)
     return {"update": rows}
 
 

@@ -4,13 +4,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl.learning.logprobs import token_scores
-from rl.learning.packing import Row, microbatches, pack, rows_of
+from rl.learning.optimizer_config import OptimizerConfig
+from rl.learning.packing import Packed, Row, microbatches, pack, rows_of
+from rl.learning.passes import Accumulation, Passes
 from rl.model.policy import Policy
 from rl.records import Rollouts
 
@@ -124,6 +126,46 @@ def test_packed_log_probs_are_those_of_each_sequence_alone(
             with torch.no_grad():
                 expected.append(alone(reference, prompt, rollouts.tokens[p, g, :length]))
     torch.testing.assert_close(scores(policy, rollouts, [0, 1, 2]).double(), torch.cat(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+@settings(max_examples=20, deadline=None)  # of a shared machine
+@given(GROUPS, st.integers(1, 120), st.floats(0, 1000), st.booleans(), st.none() | st.integers(1, 20))
+def test_however_they_are_packed_their_gradient_is_that_of_each_sequence_alone(
+    name: str,
+    make_policy: Callable[..., Policy],
+    make_rollouts: Make,
+    exactly: Callable[[PreTrainedModel], PreTrainedModel],
+    alone: Callable[..., Tensor],
+    groups: list[tuple[int, list[int]]],
+    positions: int,
+    balance: float,
+    checkpointing: bool,
+    chunk: int | None,
+) -> None:
+    policy = make_policy(name)
+    policy = Policy(exactly(policy.model), policy.tokenizer, CPU, torch.float64)
+    rollouts = filled(make_rollouts, groups)
+    weight = torch.from_numpy(np.random.default_rng(0).normal(size=rollouts.tokens.shape))
+    for p, prompt in enumerate(rollouts.prompts):
+        for g, length in enumerate(rollouts.lengths[p]):
+            logprobs = alone(policy.model, prompt, rollouts.tokens[p, g, :length])
+            (weight[p, g, :length] * logprobs).sum().backward()
+    expected = {each: parameter.grad.clone() for each, parameter in policy.model.named_parameters()}
+    policy.model.zero_grad(set_to_none=True)
+
+    def add(packed: Packed, checkpointing: bool) -> dict[str, float]:
+        each = weight[packed.group, packed.sample, packed.token_index]
+        loss = lambda logprobs, part: (each[part] * logprobs).sum()  # noqa: E731
+        token_scores(policy, packed, 1.0, loss, checkpointing=checkpointing)
+        return {}
+
+    accumulation = Accumulation(policy, OptimizerConfig())
+    accumulation.passes, accumulation._balance = Passes(positions, checkpointing, chunk), balance
+    accumulation.add(rollouts, range(len(groups)), add)
+    apart = 1e-10 if name == "gpt2" else 2e-6  # norms of the others are in float32
+    for each, parameter in policy.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[each], atol=apart, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
