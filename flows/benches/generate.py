@@ -201,14 +201,14 @@ def _settings(policy: Policy, samples: int, tokens: int, end: int | None) -> Gen
 def policy_of(shape: Shape, device: torch.device, *, check: bool) -> Policy:
     """The shape's policy; ``check`` sees that our sampler agrees with a model that is loaded."""
     if shape.model:
-        return load_policy(shape.model, PolicyConfig(model=shape.model), check=check)
+        return load_policy(shape.model, PolicyConfig(model=shape.model, dtype=shape.dtype), check=check)
     tokenizer = build_tokenizer()
     model: PreTrainedModel = (
         random_qwen(device, torch.float32, shape.layers)
         if shape.layers
         else build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=0)
     )
-    dtype = choose_dtype("auto", device, model.num_parameters)
+    dtype = choose_dtype(shape.dtype, device, model.num_parameters)
     model.to(device, dtype)  # type: ignore[arg-type]  # transformers wraps it
     model.eval()  # type: ignore[no-untyped-call]
     return Policy(model, tokenizer, device, dtype)

@@ -1,9 +1,11 @@
 """What `rlvf bench generate` generates from: plain data, so that a mistake in the command line is answered at once."""
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
-from rl.config import TINY
+from rl.config import TINY, PolicyConfig
 
+DTYPES: tuple[str, ...] = get_args(PolicyConfig.model_fields["dtype"].annotation)
 LARGE, LARGE_LAYERS = "0.6B", 28
 ENGINES = ("rlvf", "generate", "generate_batch")  # the last two are transformers'
 
@@ -18,6 +20,7 @@ class Shape:
     tokens: int  # new ones of each completion
     layers: int = 0  # of random weights of the shape of Qwen3-0.6B
     model: str = ""  # to be loaded; where there is neither, the tiny one made in code
+    dtype: str = "auto"  # as `policy.dtype`
 
     @property
     def sequences(self) -> int:

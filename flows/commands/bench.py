@@ -5,13 +5,13 @@ import json
 import math
 import sys
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from flows.benches.shapes import ENGINES, LARGE, SHAPES, of_policy
+from flows.benches.shapes import DTYPES, ENGINES, LARGE, SHAPES, of_policy
 from flows.commands.command import Command
 from flows.config import MAX_STALENESS
 from flows.start.preflight import check_model, check_shape
@@ -73,6 +73,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--engines", metavar="NAMES", default=",".join(ENGINES), help=f"of {', '.join(ENGINES)} (all)"
     )
     generate.add_argument("--repeats", metavar="N", type=int, default=1, help="in turns; the median counts (1)")
+    generate.add_argument("--dtype", choices=DTYPES, default="auto", help="of all engines, as policy.dtype (auto)")
     fit = benches.add_parser(
         "fit", help="what this device has room for: training whole or by LoRA, and generation beside it"
     )
@@ -201,6 +202,7 @@ def _generate(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
         from flows.benches.generate import check_reach, device_bandwidth, figures
 
     shapes = [shape.changed(given.prompts, given.samples, given.tokens, given.layers) for shape in shapes]
+    shapes = [replace(shape, dtype=given.dtype) for shape in shapes]
     for shape in shapes:
         check_reach(shape)
     rows: list[object] = []

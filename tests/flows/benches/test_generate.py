@@ -193,3 +193,14 @@ def test_fewer_layers_are_in_the_name() -> None:
     assert SHAPES["0.6B"].changed(None, None, None, 4).name == "0.6B, 4 layers"
     assert SHAPES["0.6B"].changed(None, None, None, 28).name == "0.6B"
     assert SHAPES["tiny"].changed(1, None, None, 4) == replace(SHAPES["tiny"], prompts=1)
+
+
+def test_the_type_of_the_arithmetic_is_that_which_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "device_bandwidth", lambda: 1.0)
+    words = "--shapes tiny --prompts 2 --samples 1 --tokens 3 --engines rlvf --dtype bfloat16 --json"
+    main(["bench", "generate", *words.split()])
+    [row] = json.loads(capsys.readouterr().out)["generate"]
+    assert row["dtype"] == "bfloat16"
+    assert row["tokens_per_second"] > 0
