@@ -36,6 +36,8 @@ def test_the_tightest_of_the_groups_around_a_process_counts(tmp_path: Path, proc
     assert group_bytes(process, root) == 1.5 * GB
     (root / "slurm/job_7/memory.max").write_text("max\n")
     assert group_bytes(process, root) == 44.5 * GB
+    (root / "slurm/memory.high").write_text(f"{30 * GB}\n")  # beyond which a process is slowed down
+    assert group_bytes(process, root) == 10.5 * GB
 
 
 def test_a_container_sees_its_own_as_the_root(tmp_path: Path, process: Path) -> None:
