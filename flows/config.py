@@ -33,14 +33,14 @@ from rl.warm_up_config import WarmUpConfig
 from tasks.batch.batch_config import BatchConfig
 from tasks.calls.inflight import InflightConfig
 
-SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")
+SEED = Field(0, ge=0, lt=2**32, description="seed of problems, sampling and fresh weights")
 MIX: tuple[ProblemsConfig, ...] = Field(
-    (), description="further sets, each with the options of problems; every problem is drawn from one of all by weight"
+    (), description="further sets, each with the options of problems; each problem is drawn from one set, by weight"
 )
 RUN = Field(
     None,
     min_length=1,
-    description="name or URI of the new run; none makes a name under runs/ of $RLVF_STORAGE, else of $RLVF_HOME",
+    description="name or URI of the new run; null makes a name under runs/ of $RLVF_STORAGE, else of $RLVF_HOME",
 )
 MAX_STALENESS = 64
 HELD_OUT = "held_out"  # as the path of an evaluation: the problems that are kept out of training
@@ -71,13 +71,13 @@ class EvaluationConfig(ProblemsConfig):
     path: str = Field(
         HELD_OUT, min_length=1, description="held_out: what is kept out of training; else as problems.path"
     )
-    every: int = Field(0, ge=0, description="steps between two evaluations; 0: at the beginning and the end")
-    samples: int | None = Field(None, ge=1, le=1024, description="completions per problem; none takes batch.samples")
+    every: int = Field(0, ge=0, description="steps between two evaluations; 0: only at the beginning and the end")
+    samples: int | None = Field(None, ge=1, le=1024, description="completions per problem; null takes batch.samples")
     limit: int | None = Field(
         None,
         ge=1,
-        description="at most so many of its problems, of held_out by the shares of the sets and at least one of each; "
-        "none takes all, of problems that are made 200",
+        description="at most this many of its problems, of held_out by the shares of the sets and at least one of "
+        "each; null takes all, of problems made in code 200",
     )
 
     @model_validator(mode="after")
@@ -107,7 +107,7 @@ class EvalConfig(ConfigTree):
     held_out: int | None = Field(
         None,
         ge=0,
-        description="take only the part that `rlvf train --held_out N` keeps out of training; 0 takes all; none takes "
+        description="take only the part that `rlvf train --held_out N` keeps out of training; 0 takes all; null takes "
         "all but what the run was trained on",
     )
     samples: int = Field(8, ge=1, le=1024, description="completions per problem; k of pass@k")
@@ -145,7 +145,7 @@ class ServeConfig(ConfigTree):
     verifier: VerifierConfig = VerifierConfig()
     host: str = Field("127.0.0.1", min_length=1, description="address to listen at")
     port: int | None = Field(
-        None, ge=0, le=65535, description="none takes 8900, or a free one if that is taken; 0 takes a free one"
+        None, ge=0, le=65535, description="null takes 8900, or a free one if that is taken; 0 takes a free one"
     )
 
 
@@ -171,13 +171,13 @@ class TrainConfig(ConfigTree):
     held_out: int | None = Field(
         None,
         ge=0,
-        description="problems of each set kept out of training, to evaluate on; none takes 200 (environments 50), of a "
+        description="problems of each set kept out of training, to evaluate on; null takes 200 (environments 50), of a "
         "file with fewer than 1000 a fifth; 0 trains on all and evaluates on none",
     )
     evals: tuple[EvaluationConfig, ...] = Field(
         (),
-        description="what to evaluate on, such as '[{path: held_out, every: 20}, {path: test.jsonl, samples: 4}]'; "
-        "without problems that are trained on, and as in training where it does not say otherwise; held_out is always "
+        description="sets to evaluate on, such as '[{path: held_out, every: 20}, {path: test.jsonl, samples: 4}]'; "
+        "problems that are trained on are left out, and options not given are those of training; held_out is always "
         "among them",
     )
     steps: int = Field(150, ge=1, description="updates, counted from the start of the run")

@@ -26,21 +26,21 @@ class FinetuneConfig(ConfigTree):
     held_out: int | None = Field(
         None,
         ge=0,
-        description="prompts kept out of training, on which the loss is measured; none takes 200, of a file with fewer "
+        description="prompts kept out of training, on which the loss is measured; null takes 200, of a file with fewer "
         "than 1000 a fifth",
     )
-    steps: int | None = Field(None, ge=1, description="updates; none takes one epoch: every example once")
+    steps: int | None = Field(None, ge=1, description="updates; null takes one epoch: every example once")
     batch: int = Field(32, ge=1, description="examples per update")
     max_tokens: int = Field(
         2048,
         ge=1,
         le=131072,
-        description="completions are cut at this many tokens, and where the model reaches no more",
+        description="completions are cut at this many tokens, and at the model's context length",
     )
     evaluate_every: int = Field(
-        0, ge=0, description="steps between two measurements on what is held out; 0: at the beginning and the end"
+        0, ge=0, description="steps between two evaluations on held-out examples; 0: only at the beginning and the end"
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="of the order of examples, and of fresh adapters")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of examples, and of fresh adapters")
     run: str | None = RUN
     policy: TrainedPolicy = PolicyConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -73,7 +73,7 @@ class DpoConfig(FinetuneConfig):
 
     problems: PairsConfig = PairsConfig()
     beta: float = Field(
-        0.1, gt=0, le=100, description="how strongly the policy is held to where it started: of the implicit reward"
+        0.1, gt=0, le=100, description="how strongly the policy is held to where it started (DPO's beta)"
     )
 
 

@@ -28,8 +28,8 @@ class AuditConfig(BaseModel):
         0.05,
         ge=0,
         le=1,
-        description="of the leases that another generator scores at the same version, where there is one; each costs "
-        "a forward pass over its tokens; 0 audits none",
+        description="share of the leases that another generator, if there is one, scores again at the same version; "
+        "each costs a forward pass over its tokens; 0 audits none",
     )
     bound: float = Field(
         0.02,

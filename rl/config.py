@@ -55,7 +55,7 @@ def whole_path(model: str) -> str:
 
 
 class PolicyConfig(BaseModel):
-    """Which model is trained and where its arithmetic runs."""
+    """The model that is trained, its device and its arithmetic."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     shorthand: ClassVar[str] = "model"
@@ -66,16 +66,16 @@ class PolicyConfig(BaseModel):
         description="tiny; a run of rlvf sft or dpo; or anything transformers loads: a hub id or a local folder",
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = Field(
-        "auto", description="where each worker computes; auto takes CUDA, else MPS, else CPU"
+        "auto", description="device of each worker; auto takes CUDA, else MPS, else CPU"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="of generation and forward passes; auto is bfloat16 on CUDA and on processors that multiply it "
-        "faster (for models of 50M parameters or more), else float32",
+        description="dtype of generation and forward passes; auto is bfloat16 on CUDA and on processors that multiply "
+        "it faster (for models of 50M parameters or more), else float32",
     )
     engine: str = Field(
         OURS,
-        description="what generates: rlvf, or http://127.0.0.1:PORT of a vLLM server beside each generator",
+        description="generation engine: rlvf, or http://127.0.0.1:PORT of a vLLM server beside each generator",
     )
     lora: LoraConfig = Field(LoraConfig(), title="Lora")  # pydantic gives a section none
 
@@ -114,18 +114,18 @@ class SamplingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: float = Field(1.0, gt=0, le=10, description="of the softmax that tokens are drawn from")
+    temperature: float = Field(1.0, gt=0, le=10, description="softmax temperature of sampling")
     max_tokens: int | None = Field(
         None,
         ge=1,
         le=MOST_TOKENS,
-        description="completions are cut at this many new tokens; none takes 40 for a policy of less than 20M "
-        "parameters, else 64 to 1024, by what the verifier asks for, and of an environment 24 or 256 for each of its "
-        "turns, and says which",
+        description="completions are cut at this many new tokens; null takes 40 for a policy of less than 20M "
+        "parameters, else 64 to 1024 by the verifier, or with an environment 24 or 256 for each of its turns, and "
+        "prints it",
     )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
-        description="texts that end a completion, as the model's own end tokens do; they are no part of what is judged",
+        description="texts that end a completion, as the model's own end tokens do; they are not judged",
     )
 
     @property
@@ -147,19 +147,17 @@ class ProblemsConfig(BaseModel):
         description=f"{', '.join(MADE)}, {GYM}TASK, with an environment {', '.join(PLAYED)}, or a path, URI or glob "
         "of CSV, JSON Lines or Parquet files",
     )
-    prompt: str | None = Field(
-        None, min_length=1, description="the column of the question; none looks for a usual name"
-    )
-    target: str | None = Field(None, min_length=1, description="the column of the answer; none looks for a usual name")
+    prompt: str | None = Field(None, min_length=1, description="column of the question; null looks for a usual name")
+    target: str | None = Field(None, min_length=1, description="column of the answer; null looks for a usual name")
     weight: float = Field(1.0, gt=0, le=1e6, description="how often this set is drawn from, relative to those of mix")
-    verifier: str | None = Field(None, min_length=1, description="what judges this set; none takes verifier.name")
+    verifier: str | None = Field(None, min_length=1, description="verifier of this set; null takes verifier.name")
     system: str | None = Field(
-        None, description="what a model with a chat template is told first; none takes the verifier's own words"
+        None, description="system prompt, for a model with a chat template; null takes the verifier's own"
     )
     template: str | None = Field(
         None,
-        description="the whole prompt in place of the model's chat template, with {prompt} and perhaps {system} in it: "
-        "for base models",
+        description="the whole prompt in place of the model's chat template, with {prompt} and optionally {system} in "
+        "it: for base models",
     )
 
     @property
@@ -204,38 +202,41 @@ class VerifierConfig(BaseModel):
         min_length=1,
         description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, https://host:port of a service, or "
         "reward-model:RUN of a run of rlvf reward-model; auto "
-        "takes that of problems made in code, which take no other built-in one, else arithmetic",
+        "takes that of problems made in code, which allow no other built-in one, else arithmetic",
     )
     reward_model: str | None = Field(
-        None, min_length=1, description="a run of rlvf reward-model, whose score is added to what the verifier gives"
+        None, min_length=1, description="a run of rlvf reward-model, whose score is added to the verifier's reward"
     )
-    reward_model_weight: float = Field(1.0, gt=0, le=1e3, description="the factor of that score")
+    reward_model_weight: float = Field(1.0, gt=0, le=1e3, description="weight of that score")
     seconds: float = Field(
-        5.0, gt=0, le=3600, description="that my_reward.py or math may take for one completion, before it is killed"
+        5.0,
+        gt=0,
+        le=3600,
+        description="time-out of my_reward.py or math for one completion, after which its process is killed",
     )
     memory_mb: int = Field(
         1024,
         ge=64,
-        description="address space of a process of my_reward.py or math, memory of all that it starts too, in MB",
+        description="MB of address space of a process of my_reward.py or math, and of memory with all that it starts",
     )
     timeout_reward: float | None = Field(
         None,
         ge=-1e6,  # as for any reward: rl.verifiers.parts
         le=1e6,
         allow_inf_nan=False,
-        description="reward of a completion on which my_reward.py or math takes longer; with none nothing is learned "
-        "from it, 0 teaches to avoid it",
+        description="reward of a completion on which my_reward.py or math times out; with null nothing is learned from "
+        "it, 0 teaches to avoid it",
     )
     sandbox: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
         "auto",
-        description="around my_reward.py or math, beside its limits; auto takes the first of them that works where it "
-        "judges",
+        description="sandbox around my_reward.py or math, beside its limits; auto takes the first of them that works "
+        "where it judges",
     )
     network: bool = Field(False, description="let my_reward.py reach the network from its sandbox")
     truncated: Literal["auto", "zero", "judged"] = Field(
         "auto",
-        description="reward of a completion that was cut at sampling.max_tokens; auto takes zero for the built-in "
-        "verifiers, which look for the answer at the end, and what is judged for yours",
+        description="reward of a completion that was cut at sampling.max_tokens; auto is zero for the built-in "
+        "verifiers, which look for the answer at the end, and judged for yours",
     )
     reads: tuple[str, ...] = Field(
         (),

@@ -21,10 +21,10 @@ class LoraConfig(BaseModel):
     alpha: float = Field(32.0, gt=0, le=4096, description="what an adapter adds is scaled by alpha / rank")
     targets: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
-        description="names of the layers that get one, such as q_proj,v_proj; none takes all linear ones but the head",
+        description="layers that get adapters, such as q_proj,v_proj; empty takes all linear layers but the head",
     )
     base: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="type that the frozen weights are kept in, and rounded to; auto takes policy.dtype"
+        "auto", description="dtype that the frozen weights are kept in, and rounded to; auto takes policy.dtype"
     )
 
     @model_validator(mode="after")

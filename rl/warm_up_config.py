@@ -14,17 +14,17 @@ class WarmUpConfig(BaseModel):
 
     problems: str | None = Field(
         None,
-        description="what is shown; none takes the problems of the run where something can be shown of them "
-        "(functions, calculator, guess, hanoi), else grammar",
+        description="problems to demonstrate; null takes those of the run if they have demonstrations (functions, "
+        "calculator, guess, hanoi), else grammar",
     )
     steps: int | None = Field(
-        None, ge=1, description="updates; none takes so many that sampling stays varied: 330 of grammar"
+        None, ge=1, description="updates; null takes as many as keep sampling varied: 330 of grammar"
     )
     batch: int = Field(16, ge=1, description="problems per update")
     optimizer: OptimizerConfig = Field(
         OptimizerConfig(name="muon", lr=6e-3, warmup_steps=20, betas=(0.9, 0.98)), title="Optimizer"
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="of the fresh weights and the problems")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the fresh weights and the problems")
 
     @field_validator("problems")
     @classmethod

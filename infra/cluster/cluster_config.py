@@ -16,26 +16,24 @@ class ClusterConfig(BaseModel):
 
     scheduler: str | None = Field(
         None,
-        description="address of a Dask scheduler to join (tls://host:8786); none takes $RLVF_SCHEDULER, or starts a "
+        description="address of a Dask scheduler to join (tls://host:8786); null takes $RLVF_SCHEDULER, or starts a "
         "local one",
     )
     generators: int = Field(1, description="local processes that sample completions", ge=0)
     verifiers: int = Field(1, description="local processes that judge completions", ge=0)
-    references: int = Field(
-        0, description="local processes for the role REFERENCE, to which placement.reference may be set", ge=0
-    )
+    references: int = Field(0, description="local processes for the role REFERENCE, for placement.reference", ge=0)
     critics: int = Field(0, description="local processes for the role CRITIC, for placement.value", ge=0)
     threads: int | None = Field(
-        None, description="threads of each process that computes with a model; none divides the cores among them", ge=1
+        None, description="threads of each process that computes with a model; null divides the cores among them", ge=1
     )
     memory: float | None = Field(
         None,
-        description="GB of models that each of them keeps on its device at a time, by turns where they take more; none "
-        "takes 80% of it, divided among the processes",
+        description="GB of models that each of them keeps on its device; models that need more take turns; null takes "
+        "80% of the device's memory, divided among the processes",
         gt=0,
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = Field(
-        "auto", description="the device tag of the local processes that compute with a model"
+        "auto", description="device tag of the local processes that compute with a model"
     )
 
     @field_validator("scheduler")

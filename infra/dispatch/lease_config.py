@@ -15,15 +15,15 @@ class LeaseConfig(BaseModel):
         SECONDS,
         ge=0,
         le=86400,
-        description="that a lease takes where generation runs ahead: a generator gets as many prompts as it does in "
-        "them, by its tokens/s and the lengths so far, and no more than its part of what waits for a batch. 0: always "
-        "batch.lease, as at staleness 0, where runs repeat bit for bit",
+        description="target duration of a lease where generation runs ahead: a generator gets as many prompts as it "
+        "does in that time, by its tokens/s and the lengths so far, and no more than its share of what waits for a "
+        "batch. 0: always batch.lease, as at staleness 0, where runs are reproducible bit for bit",
     )
     patience: float = Field(
         PATIENCE,
         ge=1.5,
         le=100,
-        description="times its expected time (the longest of its worker's last 16) after which another worker gets a "
-        "lease too, but not before 10 s, 2 s where its worker gives no sign of life (later in "
-        "a cluster of 10 or more, where signs are rarer); the first result counts",
+        description="a lease goes to another worker too after this many times its expected time (the longest of its "
+        "worker's last 16), but not before 10 s, 2 s where its worker gives no sign of life (later in a cluster of 10 "
+        "or more, where signs are rarer); the first result counts",
     )

@@ -27,8 +27,8 @@ class CheckpointConfig(BaseModel):
     every: int = Field(
         1,
         ge=1,
-        description="steps between two checkpoints, each of which is the weights and the optimizer; what was done "
-        "since the last one is done again by --resume",
+        description="steps between two checkpoints, of weights and optimizer state; --resume repeats the steps since "
+        "the last one",
     )
     keep_last: int = Field(2, ge=1, description="checkpoints kept; older ones are removed after each new one")
     keep_best: bool = Field(

@@ -43,7 +43,7 @@ class TrackingConfig(BaseModel):
         None, description="MLflow tracking URI; default: $MLFLOW_TRACKING_URI, else a SQLite file under the home"
     )
     experiment: str | None = Field(None, description="MLflow experiment; default: the name of the problem set")
-    samples_every: int = Field(10, ge=1, description="a table of sample completions every so many steps")
+    samples_every: int = Field(10, ge=1, description="steps between two tables of sample completions")
     rollouts_every: int = Field(
         1, ge=0, description="keep all completions of every so many steps under the run, in rollouts/; 0 keeps none"
     )

@@ -36,18 +36,16 @@ class SyncConfig(BaseModel):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto",
-        description="of published weights; auto is the trainer's policy.dtype, of adapters policy.lora.base; int8, a "
-        "scale for every row, is inexact",
+        description="dtype of published weights; auto is the trainer's policy.dtype, of adapters policy.lora.base; "
+        "int8, a scale for every row, is inexact",
     )
-    anchor_every: int = Field(
-        32, ge=2, le=1024, description="versions, a power of two: the longest way that one difference goes"
-    )
+    anchor_every: int = Field(32, ge=2, le=1024, description="the most versions that one delta spans, a power of two")
     base: Literal["stored", "public"] = Field(
         "stored",
         description="where generators get the first version: from the run's storage, or by themselves, where every "
         "machine can load policy.model: a hub id, or a folder that all have",
     )
-    patience: float = Field(300.0, ge=0, description="seconds that a storage may be away before a run ends for it")
+    patience: float = Field(300.0, ge=0, description="seconds that a storage may be away before the run ends")
 
     @field_validator("anchor_every")
     @classmethod

@@ -20,7 +20,8 @@ class M2po(Algorithm):
     second_moment: float = Field(
         0.04,
         gt=0,
-        description="mean of log(pi/mu)^2, of tokens that move further away; the largest are left out until it holds",
+        description="bound of the mean of log(pi/mu)^2 of tokens that move further away; the largest are left out "
+        "until it holds",
     )
 
     def advantages(self, batch: Batch) -> Floats:

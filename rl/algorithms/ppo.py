@@ -20,11 +20,11 @@ class Ppo(Algorithm):
     trust_region: ClassVar[bool] = True
 
     clip: float = Field(0.2, gt=0, lt=1, description="the ratio pi/old is clipped to [1 - clip, 1 + clip]")
-    gamma: float = Field(1.0, gt=0, le=1, description="discount of a reward one token later")
+    gamma: float = Field(1.0, gt=0, le=1, description="discount per token")
     lam: float = Field(
         0.95, ge=0, le=1, description="lambda of GAE: 1 the Monte-Carlo return, 0 one step of the critic"
     )
-    whiten: bool = Field(True, description="bring the advantages of a batch to mean 0 and deviation 1")
+    whiten: bool = Field(True, description="normalise the advantages of a batch to mean 0 and standard deviation 1")
 
     def advantages(self, batch: Batch) -> Floats:
         """[P, G, T] GAE of the rewards at the last token and the penalties at each; whitened over all tokens."""

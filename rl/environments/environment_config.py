@@ -8,7 +8,7 @@ from rl.config import ENVIRONMENTS
 
 
 class EnvironmentConfig(BaseModel):
-    """What a policy acts on, and what stands around its processes."""
+    """The environment that a policy acts on, and the sandbox of its processes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     shorthand: ClassVar[str] = "name"
@@ -16,11 +16,12 @@ class EnvironmentConfig(BaseModel):
     name: str | None = Field(
         None,
         min_length=1,
-        description=f"{', '.join(ENVIRONMENTS)}, or a class of yours, guess.py:Guess: completions of several turns, "
-        "each of which it answers, and it gives the reward in place of a verifier; none: completions of one turn",
+        description=f"{', '.join(ENVIRONMENTS)}, or a class of yours, guess.py:Guess, for completions of several "
+        "turns: it answers each turn, and gives the reward in place of a verifier; null: completions of one turn",
     )
     sandbox: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
-        "auto", description="around guess.py, beside its limits; auto takes the first of them that works where it runs"
+        "auto",
+        description="sandbox around guess.py, beside its limits; auto takes the first of them that works where it runs",
     )
     network: bool = Field(False, description="let guess.py reach the network from its sandbox")
     reads: tuple[str, ...] = Field(

@@ -45,21 +45,18 @@ class CommonAlgorithmConfig(BaseModel):
         "my_algorithm.py:MyAlgorithm",
         json_schema_extra={"allOf": [{"pattern": f"^({'|'.join(ALGORITHMS)}|{OWN_PATTERN})$"}]},  # for Prefect's form
     )
-    options: dict[str, Any] = Field({}, description="of an algorithm of yours: its fields")
+    options: dict[str, Any] = Field({}, description="fields of your own algorithm")
     kl: KlConfig = Field(KlConfig(), title="Kl")
-    entropy: float = Field(
-        0.0, ge=0, description="weight of the entropy of each token, which is added to the objective"
-    )
-    minibatches: int = Field(
-        1, ge=1, description="optimizer steps in each pass over a batch, of a part of its groups each"
-    )
+    entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus of each token")
+    minibatches: int = Field(1, ge=1, description="optimizer steps per pass over a batch, each on a part of its groups")
     epochs: int = Field(1, ge=1, description="passes over a batch")
     proximal: Literal["behaviour", "recomputed", "interpolated"] = Field(
         "behaviour",
-        description="the old policy of the ratio pi/old: that which sampled (mu); or that which the step began with "
-        "(decoupled PPO), by a forward pass more, or interpolated by versions: then tokens weigh old/mu",
+        description="the old policy of the ratio pi/old: behaviour, the one that sampled (mu); or the one that the "
+        "step began with (decoupled PPO), recomputed by one more forward pass or interpolated from versions, with "
+        "weights old/mu",
     )
-    importance_cap: float = Field(5.0, gt=0, description="weight old/mu of a token is cut at this (decoupled PPO)")
+    importance_cap: float = Field(5.0, gt=0, description="a token's weight old/mu is cut at this (decoupled PPO)")
     correction: CorrectionConfig = Field(CorrectionConfig(), title="Correction")
     mask_truncated: bool = Field(
         False,
@@ -69,8 +66,8 @@ class CommonAlgorithmConfig(BaseModel):
     overlong: int | None = Field(
         None,
         ge=0,
-        description="a reward falls from this many tokens before sampling.max_tokens on, by 1 at the limit (DAPO's "
-        "soft penalty), in groups whose rewards differ without that; null takes a fifth of max_tokens for dapo, else 0",
+        description="DAPO's soft penalty: rewards fall over the last this many tokens before sampling.max_tokens, by 1 "
+        "at the limit, in groups whose rewards differ without that; null takes a fifth of max_tokens for dapo, else 0",
     )
 
     @model_serializer(mode="wrap")

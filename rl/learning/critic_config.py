@@ -14,17 +14,15 @@ class CriticConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     lr: float | None = Field(
-        None, gt=0, description=f"learning rate; none takes {FASTER:g} times optimizer.lr; the rest is as of optimizer"
+        None, gt=0, description=f"learning rate; null takes {FASTER:g} times optimizer.lr; the rest is as in optimizer"
     )
     value_clip: float | None = Field(
         0.2,
         gt=0,
-        description="a value counts as at most this far from the one that the batch was given, by the critic of up to "
-        "staleness versions ago, where that makes its loss larger (PPO); null for none",
+        description="PPO's value clip: a value counts as at most this far from the batch's, of the critic up to "
+        "staleness versions ago, where that makes its loss larger; null for none",
     )
-    minibatches: int = Field(
-        4, ge=1, description="optimizer steps in each pass over a batch, of a part of its groups each"
-    )
+    minibatches: int = Field(4, ge=1, description="optimizer steps per pass over a batch, each on a part of its groups")
     epochs: int = Field(1, ge=1, description="passes over a batch")
 
     def optimizer(self, of_policy: OptimizerConfig) -> OptimizerConfig:

@@ -14,13 +14,18 @@ class KlConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     shorthand: ClassVar[str] = "coefficient"
 
-    coefficient: float = Field(0.0, ge=0, description="weight of the divergence; 0 for none, and no reference model")
+    coefficient: float = Field(0.0, ge=0, description="weight of the divergence; 0: none, and no reference model")
     estimator: Literal["k1", "k2", "k3"] | None = Field(
         None, description="k1 = d, k2 = d^2/2, k3 = exp(-d)-1+d; null takes k3 in the loss and k1 in the reward"
     )
-    in_reward: bool = Field(False, description="take it off the reward of each token; else it is added to the loss")
+    in_reward: bool = Field(
+        False, description="subtract it from the reward of each token instead of adding it to the loss"
+    )
     target: float | None = Field(
-        None, gt=0, description="nats per token that the coefficient is adapted towards after each step; none: fixed"
+        None,
+        gt=0,
+        description="target in nats per token, towards which the coefficient is adapted after each step; null: fixed "
+        "coefficient",
     )
     reference: str = Field(
         START,
@@ -29,7 +34,7 @@ class KlConfig(BaseModel):
         "published (RUN: its newest), or the model of a run on examples; or as policy.model, with the same tokenizer",
     )
     reference_every: int = Field(
-        0, ge=0, description="the reference follows the policy every so many steps; 0: it stays the start"
+        0, ge=0, description="steps after which the reference becomes the policy again; 0: it stays the start"
     )
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ LEARNT = 8  # bytes of a parameter in training, and of its gradient
 
 
 class OptimizerConfig(BaseModel):
-    """A linear warm-up of the learning rate, and gradient clipping."""
+    """The optimizer, its learning rate with a linear warm-up, and gradient clipping."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -19,32 +19,34 @@ class OptimizerConfig(BaseModel):
     )
     state: Literal["float32", "8bit"] = Field(
         "float32",
-        description="of adamw: 8 bytes a parameter; 8bit takes 2, but for embeddings and head, by bitsandbytes (pip "
-        "install bitsandbytes), and is made for CUDA: on a CPU its step takes about ten times as long",
+        description="adamw: the moments take 8 bytes a parameter in float32, in 8bit 2, except of embeddings and head, "
+        "by bitsandbytes (pip install bitsandbytes), which is made for CUDA: on a CPU its step takes about ten times "
+        "as long",
     )
     lr: float | None = Field(
         None,
         gt=0,
-        description="learning rate after the warm-up; none takes 3e-4 below 20M parameters, falling to 1e-6 from 500M "
-        "on (rlvf sft, reward-model: 1e-3 to 1e-5), ten times that for adapters, over the square root of a staleness "
-        "above 1, and says which",
+        description="learning rate after the warm-up; null takes 3e-4 below 20M parameters, falling to 1e-6 from 500M "
+        "on (rlvf sft, reward-model: 1e-3 to 1e-5), ten times that for adapters, divided by the square root of a "
+        "staleness above 1, and prints it",
     )
     warmup_steps: int = Field(5, ge=0, description="optimizer steps over which the learning rate rises to lr")
     decay: Literal["none", "linear", "cosine"] = Field(
         "none", description="how the learning rate falls after the warm-up, to 0 at the end of steps"
     )
-    betas: tuple[float, float] = Field((0.9, 0.95), description="adamw: decay of the two moments")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="adamw: decay rates of the two moments")
     weight_decay: float = Field(0.0, ge=0, description="decoupled, as in AdamW")
-    clip_norm: float = Field(1.0, gt=0, description="the gradient's norm is cut at this")
+    clip_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
     microbatch_tokens: int | None = Field(
         None,
         ge=1,
-        description="positions per forward pass; none takes 1024 on a CPU, 16384 elsewhere, or what fits into memory",
+        description="positions per forward pass; null takes 1024 on a CPU, 16384 elsewhere, or what fits into memory",
     )
     checkpointing: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="of activations: the backward pass computes each layer again, for a third more time and a fraction "
-        "of the memory; auto where memory is short, or would be more than the frozen model of adapters takes",
+        description="activation checkpointing: the backward pass recomputes each layer, for a third more time and a "
+        "fraction of the memory; auto does where memory is short, or would be more than the frozen model of adapters "
+        "takes",
     )
 
     @model_validator(mode="after")

@@ -136,11 +136,12 @@ class ExamplesConfig(BaseModel):
     path: str | None = Field(
         None, min_length=1, description="a path, fsspec URI or glob of CSV, JSON Lines or Parquet files"
     )
-    prompt: str | None = Field(None, min_length=1, description="the column of the prompt; none looks for a usual name")
-    system: str | None = Field(None, description="what a model with a chat template is told first")
+    prompt: str | None = Field(None, min_length=1, description="column of the prompt; null looks for a usual name")
+    system: str | None = Field(None, description="system prompt, for a model with a chat template")
     template: str | None = Field(
         None,
-        description="the whole prompt in place of the model's chat template, with {prompt} and perhaps {system} in it",
+        description="the whole prompt in place of the model's chat template, with {prompt} and optionally {system} in "
+        "it",
     )
 
     @property
@@ -161,7 +162,7 @@ class DemonstrationsConfig(ExamplesConfig):
     """Demonstrations: prompts with the completion to be learned, or chats in the column `messages`."""
 
     completion: str | None = Field(
-        None, min_length=1, description="the column of the completion; none looks for a usual name"
+        None, min_length=1, description="column of the completion; null looks for a usual name"
     )
 
     @property
@@ -172,8 +173,8 @@ class DemonstrationsConfig(ExamplesConfig):
 class PairsConfig(ExamplesConfig):
     """Prompts with a chosen and a rejected completion."""
 
-    chosen: str | None = Field(None, min_length=1, description="the column of the better completion; none: chosen")
-    rejected: str | None = Field(None, min_length=1, description="the column of the worse one; none: rejected")
+    chosen: str | None = Field(None, min_length=1, description="column of the better completion; null: chosen")
+    rejected: str | None = Field(None, min_length=1, description="column of the worse one; null: rejected")
 
     @property
     def columns(self) -> ExampleColumns:

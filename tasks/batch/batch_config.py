@@ -12,29 +12,30 @@ class BatchConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompts: int = Field(32, ge=1, description="groups that one update trains on")
+    prompts: int = Field(32, ge=1, description="prompts, so groups, that one update trains on")
     samples: int = Field(8, ge=2, description="completions per prompt (the group size G)")
     oversample: float = Field(
         2.0,
         ge=1,
         le=100,
-        description="at most this many times prompts are generated, to replace groups whose rewards are all equal",
+        description="at most this many times batch.prompts groups are generated, to replace those whose rewards are "
+        "all equal",
     )
     lease: int = Field(
         16,
         ge=1,
-        description="prompts that a generator gets at a time; where generation runs ahead until its speed is known "
+        description="prompts per lease of a generator; where generation runs ahead, only until its speed is known "
         "(lease.seconds). A lost worker costs one lease, or one slice of it",
     )
     slice_seconds: float | None = Field(
         None,
         ge=0,
         le=86400,
-        description="after which a generator hands in what it has of a lease: whole completions, and the tokens so far "
-        "of others, which whoever is free first goes on with; one that is asked to leave does so at once. Longer where "
-        "the first step, which computes keys and values of the tokens so far, takes more than a tenth of it. 0: leases "
-        "are handed in whole, as with a server (policy.engine) always; none takes 60, at staleness 0 whole leases, as "
-        "the log-probs of a completion that moved differ by rounding",
+        description="seconds after which a generator hands in what it has of a lease: finished completions, and the "
+        "tokens so far of others, with which the first free generator continues; one that is asked to leave does so "
+        "at once. Longer where the first step, which computes keys and values of the tokens so far, takes more than a "
+        "tenth of it. 0: whole leases, as always with a server (policy.engine); null takes 60, at staleness 0 whole "
+        "leases, as the log-probs of a completion that moved differ by rounding",
     )
 
     def slices(self, staleness: int, engine: str) -> float | None:

@@ -28,15 +28,14 @@ class InflightConfig(BaseModel):
 
     weights: bool | None = Field(
         None,
-        description="go on with newer weights between two tokens, once a generator has them; none does where staleness "
-        "is above 0 and policy.engine is rlvf",
+        description="swap in newer weights between two tokens, once a generator has them; null does if staleness is "
+        "above 0 and policy.engine is rlvf",
     )
     kv_versions: int = Field(
         1,
         ge=0,
         le=64,
-        description="versions that keys and values may be older than the weights that go on from them; beyond that "
-        "they are computed again",
+        description="how many versions older than the weights keys and values may be; beyond that they are recomputed",
     )
 
     def in_use(self, staleness: int, engine: str) -> bool:
