@@ -27,7 +27,7 @@ rlvf bench update                                      all: many minutes, 13 GB 
 rlvf bench update --positions 1024 --json              only a small update, for a program
 rlvf bench generate --shapes tiny --repeats 3          a minute; without --shapes many, and 6 GB of memory
 rlvf bench generate --policy Qwen/Qwen3-0.6B           a model of yours, on this machine
-rlvf bench fit --policy Qwen/Qwen3-0.6B                what would fit here, whole or by LoRA; nothing is loaded
+rlvf bench fit --policy Qwen/Qwen3-0.6B                what would fit here, full or by LoRA; nothing is loaded
 rlvf bench generators --generators 64,1000             what so many generators, simulated, cost the flow: minutes
 rlvf bench soak --minutes 30                           a run with a random fault every 20 s; 5 GB of memory
 """
@@ -36,7 +36,7 @@ PARTS = ("codec", "runs")
 
 def _options(command: argparse.ArgumentParser) -> None:
     benches = command.add_subparsers(dest="what", metavar="COMMAND", required=True)
-    sync = benches.add_parser("sync", help="weights from one version to the next: sizes and speeds")
+    sync = benches.add_parser("sync", help="weight deltas from one version to the next: sizes and speeds")
     sync.add_argument(
         "--parts",
         metavar="PARTS",
@@ -56,7 +56,7 @@ def _options(command: argparse.ArgumentParser) -> None:
     update.add_argument("--vocabulary", metavar="N", type=int, default=151_936, help="tokens (151936, as Qwen3's)")
     update.add_argument("--repeats", metavar="N", type=int, default=1, help="updates in turns; the median counts (1)")
     generate = benches.add_parser(
-        "generate", help="completions: tokens/s and peak memory, beside transformers' generate and generate_batch"
+        "generate", help="generation: tokens/s and peak memory, compared with transformers' generate and generate_batch"
     )
     model = generate.add_mutually_exclusive_group()
     model.add_argument(
@@ -74,9 +74,7 @@ def _options(command: argparse.ArgumentParser) -> None:
     )
     generate.add_argument("--repeats", metavar="N", type=int, default=1, help="in turns; the median counts (1)")
     generate.add_argument("--dtype", choices=DTYPES, default="auto", help="of all engines, as policy.dtype (auto)")
-    fit = benches.add_parser(
-        "fit", help="what this device has room for: training whole or by LoRA, and generation beside it"
-    )
+    fit = benches.add_parser("fit", help="what fits on this device: full or LoRA training, and generation beside it")
     fit.add_argument(
         "--policy", metavar="MODEL", default=TINY, help="what policy.model takes, of which nothing is loaded (tiny)"
     )
@@ -84,7 +82,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--tokens", metavar="N", type=int, help="of prompt and completion together (1024, or all that the model takes)"
     )
     generators = benches.add_parser(
-        "generators", help="what many generators, simulated ones, cost the flow: processor time a step, and memory"
+        "generators", help="overhead of the flow with many simulated generators: processor time a step, and memory"
     )
     many = "1,16,64,256,1000"
     generators.add_argument("--generators", metavar="N,N", default=many, help=f"how many ({many})")
@@ -105,7 +103,7 @@ def _options(command: argparse.ArgumentParser) -> None:
     )
     soak = benches.add_parser(
         "soak",
-        help="a run whose processes are killed and stopped at random: is every step made once, and does nothing grow?",
+        help="soak test, a run with random faults: is every step made once, and does nothing grow?",
     )
     soak.add_argument("--minutes", metavar="N", type=float, default=30.0, help="from the first step on (30)")
     soak.add_argument("--every", metavar="SECONDS", type=float, default=20.0, help="between two faults (20)")

@@ -49,7 +49,7 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--storage",
         metavar="URI",
-        help="where runs lie (default: $RLVF_STORAGE, else what the cluster says now, else the bundle)",
+        help="where runs are stored (default: $RLVF_STORAGE, else what the cluster says now, else the bundle)",
     )
     command.add_argument("--config", metavar="FILE.yaml", help="of `rlvf train`: its placement and model are checked")
     command.add_argument("--policy", metavar="MODEL", help="whether it could be trained on this machine")
@@ -177,6 +177,4 @@ def own_folder(home: Path) -> str:
     return str(next(folder for folder in (home, *home.parents) if folder.is_dir()))
 
 
-COMMAND = Command(
-    "doctor", "look for what would keep this machine or its cluster from working", EXAMPLES, _options, _run
-)
+COMMAND = Command("doctor", "check the health of this machine and its cluster", EXAMPLES, _options, _run)

@@ -6,12 +6,12 @@ from flows.finetune_config import DpoConfig
 
 EXAMPLES = """
 rlvf dpo --problems pairs.jsonl --policy Qwen/Qwen3-0.6B      columns prompt, chosen, rejected
-rlvf dpo --problems pairs.jsonl --policy RUN --beta 0.3       from what rlvf sft has made
+rlvf dpo --problems pairs.jsonl --policy RUN --beta 0.3       from the model of a run of rlvf sft
 """
 
 COMMAND = Command(
     "dpo",
-    "train a policy on pairs of completions, of which one is preferred",
+    "train a policy on preference pairs: a chosen and a rejected completion",
     EXAMPLES,
     lambda command: add_example_options(command, DpoConfig),
     lambda given: train_on_examples(given, DpoConfig),

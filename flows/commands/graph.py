@@ -28,8 +28,8 @@ EXAMPLES = """
 rlvf graph                                             the calls of a step of reinforce, as Mermaid's text
 rlvf graph ppo                                         of another algorithm
 rlvf graph grpo --kl 0.01                              and with a reference model
-rlvf graph my_algorithm.py:MyAlgorithm                 of one of your own, whose file is run for it
-rlvf graph --run newest                                of a run, with the seconds, place and waiting of each call
+rlvf graph my_algorithm.py:MyAlgorithm                 of your own algorithm, whose file is run for it
+rlvf graph --run newest                                of a run, with the seconds, place and waits of each call
 rlvf graph ppo --output graph.svg                      a picture: SVG or PNG
 """
 KINDS = (".png", ".svg")
@@ -40,7 +40,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         "algorithm", metavar="ALGORITHM", nargs="?", help="its name, or FILE.py:CLASS (default: reinforce)"
     )
     command.add_argument(
-        "--kl", "--algorithm.kl", metavar="NUMBER", type=float, help="with the divergence from a reference model"
+        "--kl", "--algorithm.kl", metavar="NUMBER", type=float, help="KL to a reference model, with this weight"
     )
     command.add_argument("--run", metavar="RUN", help="a run's URI, its folder's name, or newest: as it was measured")
     command.add_argument("--output", metavar="FILE", help="draw a picture there: FILE.png or FILE.svg")
@@ -82,4 +82,4 @@ def _run(given: argparse.Namespace) -> None:
         print(printable(mermaid(drawn) if out is None else str(out), lines=True))
 
 
-COMMAND = Command("graph", "show the calls of a step: what reads what, where, how long", EXAMPLES, _options, _run)
+COMMAND = Command("graph", "draw the call graph of a step; of a run with places and times", EXAMPLES, _options, _run)

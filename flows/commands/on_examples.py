@@ -34,7 +34,7 @@ FIRST = (
 
 def add_example_options(command: argparse.ArgumentParser, kind: type[FinetuneConfig]) -> None:
     """The options of such a command."""
-    command.add_argument("--resume", metavar="RUN", help="go on with this run: its URI or its folder's name")
+    command.add_argument("--resume", metavar="RUN", help="resume this run: its URI or its folder's name")
     command.add_argument(
         "--trust", action="store_true", help="with --resume: use the addresses and the files that the run names"
     )

@@ -27,10 +27,10 @@ from infra.security.printable import printable
 from infra.storage.lock import RunInUseError, held
 
 EXAMPLES = """
-rlvf plan --run newest                                 where the calls of that run should run, and why
+rlvf plan --run newest                                 where the calls of that run should run, and the speed-up
 rlvf plan --run newest --most_stale 2 --apply          and change its settings: rlvf train --resume goes on with them
-rlvf plan --probe --cluster.scheduler tls://10.0.0.5:8786   measure each call on each worker first, by a few steps
-rlvf plan --probe --config my.yaml --apply             write what is found into my.yaml
+rlvf plan --probe --cluster.scheduler tls://10.0.0.5:8786   measure each call on each worker first, in a few steps
+rlvf plan --probe --config my.yaml --apply             write the plan into my.yaml
 """
 FIRST = ("run", "probe", "most_stale", "apply", "config", "json", "cluster.scheduler")
 
@@ -47,9 +47,11 @@ def _options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--probe", action="store_true", help="train a few steps on each worker that can, and measure")
     command.add_argument(
-        "--most_stale", metavar="N", type=int, help="look at a staleness of up to N too (default: that of now)"
+        "--most_stale", metavar="N", type=int, help="consider a staleness of up to N too (default: the present one)"
     )
-    command.add_argument("--apply", action="store_true", help="write it into --config, else into the run's settings")
+    command.add_argument(
+        "--apply", action="store_true", help="write the plan into --config, else into the run's settings"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -215,4 +217,4 @@ def _as_json(found: Proposal, where: str | None) -> dict[str, object]:
     }
 
 
-COMMAND = Command("plan", "say where the calls of a step should run, and why", EXAMPLES, _options, _run, FIRST)
+COMMAND = Command("plan", "plan on which workers the calls of a step should run", EXAMPLES, _options, _run, FIRST)

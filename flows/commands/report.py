@@ -14,8 +14,8 @@ from infra.interrupts import put_off
 from infra.security.printable import printable
 
 EXAMPLES = """
-rlvf report 20260101-120000-tiny                       one HTML file, the picture of its reward beside it
-rlvf report s3://bucket/runs/first --out first.html    of a run that lies anywhere, also one that still goes on
+rlvf report 20260101-120000-tiny                       report.html, and the picture of its reward beside it
+rlvf report s3://bucket/runs/first --out first.html    of a run at any URI, also while it is in progress
 """
 
 
@@ -43,4 +43,4 @@ def _run(given: argparse.Namespace) -> None:
     print(json.dumps({"report": str(written)}) if given.json else printable(str(written)))
 
 
-COMMAND = Command("report", "write one HTML file that says how a run went", EXAMPLES, _options, _run)
+COMMAND = Command("report", "write the report of a run, one HTML file", EXAMPLES, _options, _run)

@@ -6,12 +6,12 @@ from flows.finetune_config import RewardModelConfig
 
 EXAMPLES = """
 rlvf reward-model --problems pairs.jsonl --policy Qwen/Qwen3-0.6B    columns prompt, chosen, rejected
-rlvf train --problems q.jsonl --verifier reward-model:RUN            what it is for
+rlvf train --problems q.jsonl --verifier reward-model:RUN            use it as the verifier
 """
 
 COMMAND = Command(
     "reward-model",
-    "train a reward model on pairs of completions, of which one is preferred",
+    "train a reward model on preference pairs: a chosen and a rejected completion",
     EXAMPLES,
     lambda command: add_example_options(command, RewardModelConfig),
     lambda given: train_on_examples(given, RewardModelConfig),

@@ -17,9 +17,9 @@ from infra.security.printable import printable
 
 EXAMPLES = """
 rlvf sft --problems demonstrations.jsonl --policy Qwen/Qwen3-0.6B    columns prompt and completion, or messages
-rlvf sft --problems d.jsonl --policy Qwen/Qwen3-0.6B --policy.lora 16   adapters alone; they are merged at the end
-rlvf sft --resume RUN                                  go on where that run stopped
-rlvf sft --warm_up.steps 400                           warm the tiny policy up; the result is kept
+rlvf sft --problems d.jsonl --policy Qwen/Qwen3-0.6B --policy.lora 16   LoRA adapters, merged at the end
+rlvf sft --resume RUN                                  continue where that run stopped
+rlvf sft --warm_up.steps 400                           the tiny policy's warm-up; the result is kept
 """
 FIRST = (*EXAMPLE_OPTIONS, "warm_up.steps", "warm_up.batch")
 

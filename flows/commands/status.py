@@ -224,4 +224,4 @@ def _running(home: Path, prefect: str | None) -> list[tuple[str, str]]:
     return prefect_api(home, prefect).running("rlvf") if prefect else []
 
 
-COMMAND = Command("status", "show the services, the workers and the run under way", EXAMPLES, _options, _run)
+COMMAND = Command("status", "show the services, the workers and the run in progress", EXAMPLES, _options, _run)

@@ -52,11 +52,11 @@ EXAMPLES = """
 rlvf train                                             the tiny policy on arithmetic, made in code
 rlvf train --problems problems.csv --steps 100         your problems: CSV, JSON Lines or Parquet
 rlvf train --problems q.jsonl --verifier my_reward.py:reward   your own reward
-rlvf train --environment guess.py:Guess --problems q.jsonl     acted on over several turns, with tools
+rlvf train --environment guess.py:Guess --problems q.jsonl     your own environment: several turns, with tools
 rlvf train --algorithm dapo                            or ppo, grpo, gspo, …: docs/algorithms.md, or --help all
-rlvf train --config my.yaml --steps 50                 a YAML file, dotted overrides on top
-rlvf train --policy Qwen/Qwen3-0.6B --policy.lora 16   adapters alone, on a frozen model
-rlvf train --resume 20260101-120000-tiny               go on exactly where that run stopped
+rlvf train --config my.yaml --steps 50                 a YAML file, with dotted overrides
+rlvf train --policy Qwen/Qwen3-0.6B --policy.lora 16   LoRA adapters on a frozen model
+rlvf train --resume 20260101-120000-tiny               continue exactly where that run stopped
 """
 FIRST = (
     *(
@@ -78,7 +78,7 @@ RESULTS = tuple(
 
 
 def _options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--resume", metavar="RUN", help="go on with this run: its URI or its folder's name")
+    command.add_argument("--resume", metavar="RUN", help="resume this run: its URI or its folder's name")
     command.add_argument(
         "--trust", action="store_true", help="with --resume: use the code and the addresses that the run brings with it"
     )

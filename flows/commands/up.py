@@ -39,20 +39,23 @@ READY_SECONDS = 300.0
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--host", metavar="ADDRESS", default=LOOPBACK, help="this machine's address for the others (default 127.0.0.1)"
+        "--host",
+        metavar="ADDRESS",
+        default=LOOPBACK,
+        help="this machine's address, as others reach it (default 127.0.0.1)",
     )
     command.add_argument(
         "--storage",
         metavar="URI",
-        help="where runs and models lie: a folder, or s3://bucket/prefix (default $RLVF_STORAGE, else the home)",
+        help="where runs and models are stored: a folder, or s3://bucket/prefix (default $RLVF_STORAGE, else the home)",
     )
     command.add_argument(
-        "--storage-endpoint", metavar="URL", help="of an S3 service that is not Amazon's (default AWS_ENDPOINT_URL_S3)"
+        "--storage-endpoint",
+        metavar="URL",
+        help="endpoint of an S3 service other than Amazon's (default AWS_ENDPOINT_URL_S3)",
     )
     command.add_argument("--detach", action="store_true", help="stay in the background; return when everything answers")
-    command.add_argument(
-        "--insecure", action="store_true", help="do without TLS: who reaches the address can run any code"
-    )
+    command.add_argument("--insecure", action="store_true", help="no TLS: whoever reaches the address can run any code")
     command.add_argument(
         "--with-worker",
         action=argparse.BooleanOptionalAction,
@@ -63,7 +66,7 @@ def _options(command: argparse.ArgumentParser) -> None:
             f"--port-{name}",
             type=_port,
             metavar="PORT",
-            help=f"of {name} (default that of the last time, or {port}, or another if that is taken)",
+            help=f"of {name} (default: the one used last, or {port}, or another if that is taken)",
         )
 
 

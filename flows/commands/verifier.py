@@ -34,7 +34,7 @@ rlvf train --problems q.jsonl --verifier https://127.0.0.1:8900   uses it
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["serve"], help="answer POST /verify and GET /health until Ctrl-C")
-    command.add_argument("--insecure", action="store_true", help="do without certificates")
+    command.add_argument("--insecure", action="store_true", help="no TLS and no certificates")
     command.add_argument("--json", action="store_true", help="print one JSON object with the address, once it answers")
     command.usage = "%(prog)s serve [options]"
     add_options(command, ServeConfig)

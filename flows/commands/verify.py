@@ -32,7 +32,7 @@ SHOWN = 60  # characters of a text
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("verifier", metavar="VERIFIER", help="my_reward.py:reward, a name or an address")
     command.add_argument(
-        "--completion", metavar="TEXT", action="append", help="judge this one on each row instead; may be repeated"
+        "--completion", metavar="TEXT", action="append", help="completion to judge on each row instead; may be repeated"
     )
     command.add_argument("--rows", metavar="N", type=int, default=3, help="problems to look at (default 3)")
     command.add_argument("--json", action="store_true", help="print a JSON object for each verdict")

@@ -63,9 +63,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         "cluster has none yet)",
     )
     command.add_argument("--name", metavar="NAME", help="of this machine (default: of the bundle, or the host name)")
-    command.add_argument(
-        "--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", help="what computes (auto)"
-    )
+    command.add_argument("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", help="device (auto)")
     command.add_argument("--threads", metavar="N", type=int, help="of each generator and trainer (divides the cores)")
     command.add_argument(
         "--memory",
@@ -73,7 +71,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         type=float,
         help="of models that each of them keeps on the device at a time (80%% of it, divided among them)",
     )
-    command.add_argument("--host", metavar="A", help="the address that the other machines reach this one at")
+    command.add_argument("--host", metavar="A", help="address of this machine, as the others reach it")
     command.add_argument("--insecure", action="store_true", help="join without TLS over a network")
     command.add_argument(
         "--once", action="store_true", help="end when the scheduler goes away, instead of waiting for it"
@@ -195,4 +193,4 @@ def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 
-COMMAND = Command("worker", "let this machine work for a cluster", EXAMPLES, _options, _run)
+COMMAND = Command("worker", "join this machine to a cluster", EXAMPLES, _options, _run)
