@@ -40,12 +40,12 @@ class TrackingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str | None = Field(
-        None, description="MLflow tracking URI; default: $MLFLOW_TRACKING_URI, else a SQLite file under the home"
+        None, description="MLflow tracking URI; null takes $MLFLOW_TRACKING_URI, else a SQLite file under the home"
     )
-    experiment: str | None = Field(None, description="MLflow experiment; default: the name of the problem set")
+    experiment: str | None = Field(None, description="MLflow experiment; null takes the name of the problem set")
     samples_every: int = Field(10, ge=1, description="steps between two tables of sample completions")
     rollouts_every: int = Field(
-        1, ge=0, description="keep all completions of every so many steps under the run, in rollouts/; 0 keeps none"
+        1, ge=0, description="keep all completions of every N-th step in the run's rollouts/; 0 keeps none"
     )
     report: bool = Field(True, description="write report.html at the end of a run")
     system_metrics: bool = Field(True, description="log processor, memory, disk and network use")
