@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -40,17 +41,18 @@ def compiled(source: Path, **defined: int) -> ctypes.CDLL:
     """
     found = attempted(source, **defined)
     if isinstance(found, Exception):
-        raise found
+        raise copy(found)
     return found
 
 
 @cache
 def attempted(source: Path, **defined: int) -> ctypes.CDLL | Exception:
-    """What came of it, once a process."""
+    """What came of it, once a process. Of an error a copy: one that was raised holds all frames that it has passed, and
+    the models in them."""
     try:
         return _kept(source, **defined)
     except (NoCompilerError, ValueError, OSError) as error:
-        return error
+        return copy(error)
 
 
 def _kept(source: Path, **defined: int) -> ctypes.CDLL:

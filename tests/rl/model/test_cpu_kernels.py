@@ -1,8 +1,10 @@
 """The kernels of a decoding step on a processor: beside each row's attention in float64, in sequences of an engine, and
 where there is no compiler."""
 
+import gc
 import logging
 import shutil
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -217,6 +219,21 @@ def test_without_a_compiler_tensors_do_it_and_it_is_no_fault(
     (said,) = [record for record in caplog.records if "no kernels for its attention" in record.message]
     assert said.levelno == logging.INFO
     assert "no compiler of C" in said.message
+
+
+@pytest.mark.usefixtures("cache")
+def test_without_a_compiler_a_model_that_is_dropped_is_gone(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "nowhere"))
+    models = []
+    for _ in range(2):
+        policy = made("qwen3", tokenizer)
+        Slots(policy)
+        models.append(weakref.ref(policy.model))
+        del policy
+        gc.collect()
+    assert [model() for model in models] == [None, None]
 
 
 @pytest.mark.parametrize(
