@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from rl.config import PolicyConfig
 from rl.model.head import attention_for
-from rl.model.memory import room_for
+from rl.model.memory import NoRoomError, room_for
 from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype, own_dtype
 from rl.model.skeleton import on_meta
 from rl.model.tokenizer import read_tokenizer
@@ -52,6 +52,8 @@ def load_reward_model(path: str, config: PolicyConfig, *, master: bool = False, 
                 trust_remote_code=False,
                 use_safetensors=True,
             )
+    except NoRoomError:  # says itself what is wrong
+        raise
     except Exception as error:
         raise UnknownModelError(f"policy.model {path!r} cannot be loaded as a reward model: {reason(error)}") from error
     missing = sorted(name for name in loading["missing_keys"] if not (fresh and name.startswith(HEAD)))

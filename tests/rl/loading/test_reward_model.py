@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification
 
 from rl.config import PolicyConfig
 from rl.loading.reward_model import load_reward_model
+from rl.model.memory import NoRoomError
 from rl.model.policy import Policy, UnknownModelError, save_policy
 
 Make = Callable[..., Policy]
@@ -53,6 +54,18 @@ def test_one_that_nobody_holds_is_gone_at_once(make_policy: Make, tmp_path: Path
         assert not any(weight() is not None for weight in weights)
     finally:
         gc.enable()
+
+
+def test_one_without_room_is_not_one_that_cannot_be_loaded(
+    make_policy: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    save_policy(make_policy(), tmp_path)
+    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", full)
+    with pytest.raises(NoRoomError, match="does not fit into the memory of cpu"):
+        load_reward_model(str(tmp_path), CPU, fresh=True)
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
