@@ -25,7 +25,7 @@ class CpuKernels:
 
     DTYPES: Sequence[torch.dtype] = (torch.float32,)
     TRIED: Sequence[int] = (1, 9)
-    FOLLOWING = True
+    PREFILLS = True
 
     def __init__(self, size: int, share: int) -> None:
         """Raises what `compiled` raises."""

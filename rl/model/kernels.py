@@ -26,7 +26,7 @@ MOST = 64  # queries of a program
 DTYPES: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16)
 # numbers of queries that share keys, by which they are tried: each has a kernel of its own
 TRIED: Sequence[int] = (1, MOST // 2, MOST, 2 * MOST)
-FOLLOWING = False
+PREFILLS = False
 rms_norm = F.rms_norm  # one kernel already
 
 

@@ -41,7 +41,7 @@ class Kernels(Protocol):
 
     DTYPES: Sequence[torch.dtype]  # of the models that they are for
     TRIED: Sequence[int]  # numbers of queries that share keys, by which they are tried
-    FOLLOWING: bool  # whether they are for tokens that follow one another, too: see `Shared.kept_in`
+    PREFILLS: bool  # whether rows may be tokens that follow one another, too: see `Seen.kept_in`
 
     def attend(
         self,
@@ -91,9 +91,9 @@ class LeanDecoder:
         self.follow()
 
     @property
-    def follows(self) -> bool:
-        """Whether it is for tokens that follow one another, too."""
-        return self.kernels is not None and self.kernels.FOLLOWING
+    def prefills(self) -> bool:
+        """Whether rows may be tokens that follow one another, too."""
+        return self.kernels is not None and self.kernels.PREFILLS
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -155,7 +155,7 @@ class LeanDecoder:
         return (torch.cat(parameters),) if self._copies else parameters
 
     def __call__(self, ids: Tensor, positions: Tensor, shared: Seen) -> Tensor:
-        """[B, 1, H] last hidden states of tokens [B, 1] at these positions, one of each row, unless it `follows`."""
+        """[B, 1, H] last hidden states of tokens [B, 1] at these positions, one of each row, unless it `prefills`."""
         hidden: Tensor = self._decoder.embed_tokens(ids)[:, 0]
         cos, sin = self._decoder.rotary_emb(hidden[:, None], positions)  # [B, 1, D] each
         half = self._size // 2

@@ -14,9 +14,8 @@ from rl.model.attention import Grid
 from rl.model.policy import Policy
 from rl.sampling.cache import SlotCache, move, run
 from rl.sampling.decoding import StopStrings, chosen, scaled_logits
-from rl.sampling.following import Prefill
 from rl.sampling.kept import Kept, KeptPrompt
-from rl.sampling.prefill import prefilled
+from rl.sampling.prefill import Prefill, prefilled
 from rl.sampling.scheduling import Draw, Move, Scheduler
 from rl.sampling.slots import Slots
 

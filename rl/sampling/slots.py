@@ -16,10 +16,10 @@ from rl.model.memory import NoRoomError, is_out_of_memory, spare_bytes
 from rl.model.policy import Policy
 from rl.model.trial import states_apart, states_tolerance
 from rl.model.unloadable import reason
-from rl.sampling.cache import Filling, SlotCache, run
+from rl.sampling.cache import SlotCache, run
 from rl.sampling.choice import Choice
-from rl.sampling.following import Prefill, states_behind
 from rl.sampling.kernel_trial import refusal
+from rl.sampling.prefill import Prefill, prefilled
 
 logger = logging.getLogger(__name__)
 
@@ -105,17 +105,13 @@ def _probe(policy: Policy, *, share: bool, lean: LeanDecoder | None = None) -> t
     would have equal values, of which every attention makes the same."""
     device = policy.device
     cache = SlotCache(1, 1, 1, PROBED, share=share, grows=False)
-    tokens = policy.text.vocab_size // 2 + torch.arange(PROBED + 1, device=device)[None]  # there, none is special
-    first, at = torch.zeros(1, dtype=torch.int64, device=device), torch.arange(PROBED, device=device)
-    if lean is not None and lean.follows:
-        states_behind(policy, cache, [Prefill(tuple(tokens[0, :-1].tolist()), 0)], lean)
-    else:
-        cache.fill(Filling(first, None))
-        run(policy, cache, tokens[:, :-1], at[None], (at[:, None] >= at)[None, None])
+    token = policy.text.vocab_size // 2  # there, none is special
+    list(prefilled(policy, cache, [Prefill(tuple(range(token, token + PROBED)), 0)], lean))
+    first = torch.zeros(1, dtype=torch.int64, device=device)
     cache.begin(first, first)
     behind, positions = first + PROBED, PROBED + 1
     cache.decode(first if share else behind, 1 if share else positions, Grid.of([0], 1, device), behind, PROBED)
-    return run(policy, cache, tokens[:, -1:], behind[:, None], cache.mask, lean), cache
+    return run(policy, cache, first[None] + token + PROBED, behind[:, None], cache.mask, lean), cache
 
 
 def _lean(policy: Policy, plain: Tensor) -> LeanDecoder | None:

@@ -11,8 +11,8 @@ from rl.model.policy import Policy
 from rl.sampling import kept as kept_module
 from rl.sampling import prefill
 from rl.sampling.engine import Engine
-from rl.sampling.following import Prefill
 from rl.sampling.kept import Kept
+from rl.sampling.prefill import Prefill
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 from tests.rl.sampling.test_engine import check_same, run

@@ -9,8 +9,7 @@ import pytest
 from rl.model.policy import Policy
 from rl.sampling import prefill
 from rl.sampling.engine import Engine
-from rl.sampling.following import Prefill
-from rl.sampling.prefill import NEARLY, POSITIONS, WORTH
+from rl.sampling.prefill import NEARLY, POSITIONS, WORTH, Prefill
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 from tests.rl.sampling.test_engine import LIMIT, check_same, run
