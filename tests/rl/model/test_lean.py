@@ -18,7 +18,7 @@ from transformers import (
 
 from rl.lora_config import LoraConfig
 from rl.model import lean
-from rl.model.lean import LeanDecoder
+from rl.model.lean import Kernels, LeanDecoder
 from rl.model.lora import add_adapters
 from rl.model.narrow import compute_in
 from rl.model.policy import Policy
@@ -141,8 +141,8 @@ def test_a_decoder_whose_attention_is_wrong_is_not_taken(
 ) -> None:
     made_right = LeanDecoder.__init__
 
-    def made_wrong(decoder: LeanDecoder, model: PreTrainedModel) -> None:
-        made_right(decoder, model)
+    def made_wrong(decoder: LeanDecoder, model: PreTrainedModel, kernels: Kernels | None = None) -> None:
+        made_right(decoder, model, kernels)
         decoder._scaling *= 10
 
     policy = made(name, tokenizer)
