@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from rl.learning.optimizer_config import STATE
 from rl.lora_config import LoraConfig
 from rl.model.head import attention_of
 from rl.model.lora import add_adapters
@@ -25,12 +26,12 @@ from rl.model.narrow import compute_in
 from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
 from rl.model.skeleton import META, skeleton
 from rl.model.tiny import build_tokenizer
-from rl.sampling.slots import position_bytes
+from rl.sampling.slots import DRAWN_BYTES, position_bytes
 
 PROBE = 64  # positions of the pass that tells what one keeps; of longer ones attention on the meta device keeps more
 USUAL = 1024  # positions of a sequence
 LONGEST = 2**32  # positions of a sequence that are looked at
-ADAM = 12  # bytes that a trained parameter has beside itself: its gradient and two moments
+BESIDE = 4 + STATE["AdamW"]  # bytes that a trained parameter has beside itself: its gradient and two moments
 RANK = 16  # of the adapters
 
 
@@ -85,8 +86,7 @@ def _fit(name: str, rank: int, base: torch.dtype, dtype: torch.dtype, positions:
     sampled = Policy(skeleton(name).to(dtype), words, META, dtype)  # type: ignore[arg-type]
     generator = sum(parameter.nbytes for parameter in sampled.model.parameters())
     with FirstExpert():
-        # of logits there are four: see `Slots.capacity`
-        sequence = positions * position_bytes(sampled, device) + 16 * sampled.text.vocab_size
+        sequence = positions * position_bytes(sampled, device) + DRAWN_BYTES * sampled.text.vocab_size
     policy = Policy(skeleton(name), words, META, dtype)
     if rank:
         policy.model.to(base)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ def _fit(name: str, rank: int, base: torch.dtype, dtype: torch.dtype, positions:
             compute_in(policy.model, dtype)
         add_adapters(policy.model, LoraConfig(rank=rank), torch.float32, dtype)
     trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
-    trainer = sum(parameter.nbytes for parameter in policy.model.parameters()) + trained * ADAM
+    trainer = sum(parameter.nbytes for parameter in policy.model.parameters()) + trained * BESIDE
     left = spare_bytes(device, generator + trainer, processes=2)
     room = left - passing_bytes(policy, positions, device, chunk_within(policy, positions, left))
     kept, growth = _kept_by_position(policy)

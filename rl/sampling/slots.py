@@ -24,6 +24,7 @@ from rl.sampling.prefill import Prefill, prefilled
 logger = logging.getLogger(__name__)
 
 PROBED = 3  # tokens of the prompt by which decoding is tried
+DRAWN_BYTES = 16  # of a logit while a token is drawn: it, the softmax, its probabilities, and the sums of these
 CALM = 16  # leases without an error, after which twice as many sequences are tried again
 
 
@@ -60,8 +61,7 @@ class Slots:
 
         def fits(rows: int) -> bool:
             positions = rows * (own if self.share else prompt + own) + places(rows) * prompt
-            # of logits there are four: their softmax, its probabilities, and the sums of these
-            return bool(positions * self._position + 16 * rows * self._policy.text.vocab_size <= room)
+            return bool(positions * self._position + DRAWN_BYTES * rows * self._policy.text.vocab_size <= room)
 
         rows = max(1, bisect.bisect_left(range(1, most + 1), True, key=lambda rows: not fits(rows)))
         return rows, places(rows)
