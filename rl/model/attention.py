@@ -5,7 +5,7 @@ D head size, L own keys, S keys of a prompt.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -135,12 +135,17 @@ def attend(
         raise NotSharedError("it has masks of its own, or does not hand on what its decoder is given")
     if key is not shared.current[0] or value is not shared.current[1]:
         raise NotSharedError("it attends to other keys and values than the cache has given it last")
-    if any(others.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache")):
+    if not plain(others):
         raise NotSharedError("its scores are not plain")
     rows, heads, _length, size = key.shape
     query = query.reshape(rows, heads, -1, size)
     query = query * (size**-0.5 if scaling is None else scaling)
     return joint(query, key, value, shared).reshape(rows, 1, -1, value.shape[3]), None
+
+
+def plain(others: Mapping[str, Any]) -> bool:
+    """Whether scores are scaled products and nothing more, by what else a model hands its attention."""
+    return all(others.get(name) is None for name in ("position_bias", "softcap", "s_aux", "cache"))
 
 
 def joint(query: Tensor, key: Tensor, value: Tensor, shared: Shared) -> Tensor:

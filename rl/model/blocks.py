@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from rl.model.attention import attention_by
+from rl.model.attention import attention_by, plain
 from rl.model.head import attention_of, hidden_states
 from rl.model.memory import is_out_of_memory
 from rl.model.policy import Policy
@@ -111,7 +111,7 @@ def attend(
     transformers' `sdpa` would do otherwise."""
     if not isinstance(attention_mask, BlockMask):
         raise TypeError("it has masks of its own")
-    if any(others.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache")):
+    if not plain(others):
         raise TypeError("its scores are not plain")
     grouped = query.shape[1] != key.shape[1]
     query, key = query.to(value.dtype), key.to(value.dtype)  # as autocast does for other attention
