@@ -99,10 +99,18 @@ def test_what_a_long_row_keeps_is_known_from_short_ones(name: str, make_policy: 
 def test_a_sequence_longer_than_a_pass_counts_whole(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy("gemma2")
     wanted = Passes(1024, False)
-    room = 1024 * passes._kept_at(policy, 1024) + memory.passing_bytes(policy, 1024)
+    room = 1024 * passes._kept_at(policy, 2000) + memory.passing_bytes(policy, 1024)
     monkeypatch.setattr(passes, "spare_bytes", lambda *_: room)
     assert passes._fitting(policy, PLAIN, wanted, 1000, 0) == wanted
     assert passes._fitting(policy, PLAIN, wanted, 2000, 0).checkpointing
+
+
+def test_what_an_update_takes_and_keeps_is_not_counted_on(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, standing = make_policy(), 10**9
+    whole = 2 * (1024 * passes._kept_at(policy, 1000) + memory.passing_bytes(policy, 1024))
+    for free, checkpointing in ((whole + standing, False), (standing + 1, True)):
+        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
+        assert passes._fitting(policy, PLAIN, Passes(1024, False), 1000, standing).checkpointing == checkpointing
 
 
 @pytest.mark.parametrize(("least", "checkpointing"), [(1e9, False), (0.0, True)])
