@@ -8,21 +8,10 @@ import torch
 
 from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import Packed, Row, balance, microbatches, pack, rows_of
+from rl.model.activations import checkpointed_bytes, chunk_within, kept_by_position, passing_bytes
 from rl.model.blocks import WIDTH, refusal
 from rl.model.head import shared_mask
-from rl.model.memory import (
-    NoRoomError,
-    checkpointed_bytes,
-    chunk_within,
-    is_out_of_memory,
-    kept_by_position,
-    less_memory,
-    one_of,
-    passing_bytes,
-    release,
-    room_for,
-    spare_bytes,
-)
+from rl.model.memory import NoRoomError, is_out_of_memory, less_memory, one_of, release, room_for, spare_bytes
 from rl.model.policy import LARGE, Policy
 from rl.model.scores import ROWS, fast_chunk
 from rl.model.trial import needs_no_mask

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rl.learning.packing import Packed
+from rl.model.activations import checkpointed
 from rl.model.head import hidden_states
 from rl.model.in_place import embedding_in_place
-from rl.model.memory import checkpointed
 from rl.model.policy import Policy
 
 

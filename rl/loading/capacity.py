@@ -11,17 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 from rl.learning.optimizer_config import STATE
 from rl.lora_config import LoraConfig
+from rl.model.activations import checkpointed_bytes, chunk_within, kept_by_position, kept_of_row, passing_bytes
 from rl.model.head import attention_of
 from rl.model.lora import add_adapters
-from rl.model.memory import (
-    checkpointed_bytes,
-    chunk_within,
-    free_bytes,
-    kept_by_position,
-    kept_of_row,
-    passing_bytes,
-    spare_bytes,
-)
+from rl.model.memory import free_bytes, spare_bytes
 from rl.model.narrow import compute_in
 from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
 from rl.model.skeleton import META, skeleton

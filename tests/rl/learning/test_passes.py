@@ -15,7 +15,7 @@ from rl.learning.learner import Learner
 from rl.learning.passes import Passes
 from rl.loading.policy import freeze
 from rl.lora_config import LoraConfig
-from rl.model import memory
+from rl.model import activations, memory
 from rl.model.head import shared_mask
 from rl.records import Batch
 from tests.rl.updates import PLAIN, Make, gradient_of, identical, weights
@@ -54,7 +54,7 @@ def test_a_row_for_which_there_is_no_room_is_measured_as_endless(
     def fail(*_: object, **__: object) -> int:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    monkeypatch.setattr(memory, "kept_bytes", fail)
+    monkeypatch.setattr(activations, "kept_bytes", fail)
     learner = Learner(make_policy(eager=4.0), PLAIN)
     learner.update(drawn(make_policy(eager=4.0)), AlgorithmSpec(), 1.0)
     assert learner.accumulation.passes == Passes(512, True)
@@ -92,14 +92,14 @@ def test_what_a_long_row_keeps_is_known_from_short_ones(name: str, make_policy: 
     policy = make_policy(name)
     at = torch.arange(1024)
     mask = shared_mask(policy.model, (at[:, None] >= at)[None, None], policy.dtype)
-    whole = memory.kept_bytes(policy, mask=mask, input_ids=at[None] % 7, position_ids=at[None])
+    whole = activations.kept_bytes(policy, mask=mask, input_ids=at[None] % 7, position_ids=at[None])
     assert passes._kept_at(policy, 1024) == pytest.approx(whole / 1024, rel=0.02)
 
 
 def test_a_sequence_longer_than_a_pass_counts_whole(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy("gemma2")
     wanted = Passes(1024, False)
-    room = 1024 * passes._kept_at(policy, 2000) + memory.passing_bytes(policy, 1024)
+    room = 1024 * passes._kept_at(policy, 2000) + activations.passing_bytes(policy, 1024)
     monkeypatch.setattr(passes, "spare_bytes", lambda *_: room)
     assert passes._fitting(policy, PLAIN, wanted, 1000, 0) == wanted
     assert passes._fitting(policy, PLAIN, wanted, 2000, 0).checkpointing
@@ -107,7 +107,7 @@ def test_a_sequence_longer_than_a_pass_counts_whole(make_policy: Make, monkeypat
 
 def test_what_an_update_takes_and_keeps_is_not_counted_on(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, standing = make_policy(), 10**9
-    whole = 2 * (1024 * passes._kept_at(policy, 1000) + memory.passing_bytes(policy, 1024))
+    whole = 2 * (1024 * passes._kept_at(policy, 1000) + activations.passing_bytes(policy, 1024))
     for free, checkpointing in ((whole + standing, False), (standing + 1, True)):
         monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
         assert passes._fitting(policy, PLAIN, Passes(1024, False), 1000, standing).checkpointing == checkpointing

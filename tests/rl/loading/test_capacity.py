@@ -19,9 +19,9 @@ from rl.loading import capacity
 from rl.loading.capacity import Fit, fits
 from rl.loading.policy import load_policy
 from rl.lora_config import LoraConfig
-from rl.model import memory
+from rl.model import activations, memory
+from rl.model.activations import checkpointed_bytes, kept_bytes
 from rl.model.head import attention_of
-from rl.model.memory import checkpointed_bytes, kept_bytes
 from rl.model.narrow import compute_in
 from rl.model.policy import Policy, UnknownModelError, save_policy
 from rl.records import Batch
@@ -145,11 +145,11 @@ def test_the_head_s_copy_in_the_type_of_the_arithmetic_is_counted(
     policy = replace(make_policy("llama"), dtype=dtype)
     head = policy.model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert memory.copy_bytes(policy, cuda) == (0 if dtype == torch.float32 else 2 * head.numel())
-    assert memory.copy_bytes(policy, cpu) == 0  # it is taken in slices
+    assert activations.copy_bytes(policy, cuda) == (0 if dtype == torch.float32 else 2 * head.numel())
+    assert activations.copy_bytes(policy, cpu) == 0  # it is taken in slices
     policy.model.to(torch.bfloat16)  # type: ignore[arg-type]
     compute_in(policy.model, dtype)
-    assert memory.copy_bytes(policy, cpu) == (4 * head.numel() if dtype == torch.float32 else 0)
+    assert activations.copy_bytes(policy, cpu) == (4 * head.numel() if dtype == torch.float32 else 0)
 
 
 @pytest.mark.parametrize("copied", [True, False])
@@ -157,7 +157,7 @@ def test_passes_leave_room_for_it(
     copied: bool, make_policy: Callable[..., Policy], drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
-    monkeypatch.setattr(memory, "copy_bytes", lambda *_: 10**9 if copied else 0)
+    monkeypatch.setattr(activations, "copy_bytes", lambda *_: 10**9 if copied else 0)
     policy = make_policy()
     learner = Learner(policy, PLAIN)
     learner.update(drawn(policy), REINFORCE, 1.0)

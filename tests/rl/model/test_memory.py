@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from rl.model.activations import kept_by_position, kept_of_row
 from rl.model.lora import Base
-from rl.model.memory import NoRoomError, is_out_of_memory, kept_by_position, kept_of_row, less_memory, one_of, room_for
+from rl.model.memory import NoRoomError, is_out_of_memory, less_memory, one_of, room_for
 from rl.model.policy import Policy
 from rl.model.value import value_model
 
