@@ -214,6 +214,22 @@ def test_who_has_entered_since_is_not_old(make_policy: Make, monkeypatch: pytest
     assert halts == []
 
 
+def test_one_that_is_old_has_those_of_all_computed_again(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy()
+    made, halts = weights_of(policy), counted(monkeypatch)
+    engine = Engine(policy, Slots(policy, most=2), version=3)
+    for prompt, limit in (([7], 2), ([5, 9], LIMIT), ([7], LIMIT)):  # the last one enters once the first is over
+        engine.add(prompt, limit)
+    for version in (3, 4, 4, 5, 5):
+        if version != engine.version:
+            policy.load_weights(made)
+            engine.swapped(version, 1)
+        engine.step()
+    assert halts == [5]
+    (old, new) = engine.take_back()
+    assert [old.versions.tolist(), new.versions.tolist()] == [[3, 4, 4, 5, 5], [4, 5, 5]]
+
+
 def test_of_several_swaps_between_two_tokens_the_last_counts(make_policy: Make) -> None:
     policy = make_policy()
     engine = Engine(policy, version=2)
