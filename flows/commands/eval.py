@@ -75,7 +75,7 @@ def _run(given: argparse.Namespace) -> None:
     if given.json:
         figures = {"problems": found.problems, "reward": found.reward, "reward_sampled": found.reward_sampled}
         figures |= {"greedy": found.greedy, "sampled": found.sampled}
-        figures |= {"pass_at_k": found.pass_at_k, "k": found.k, "version": found.step}
+        figures |= {"pass_at_k": found.pass_at_k, "k": found.k, "error_rate": found.error_rate, "version": found.step}
         sets = {name: {"problems": size, **found.sets[name]} for name, size in found.sizes.items()}
         print(json.dumps({**figures, "sets": sets}))
     else:

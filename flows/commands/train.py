@@ -73,7 +73,9 @@ FIRST = (
     *("staleness", "run", "resume", "config", "json"),
 )
 RESULTS = tuple(
-    f"{what}_{when}" for what in ("reward", "reward_sampled", "pass_rate", "sampled") for when in ("before", "after")
+    f"{what}_{when}"
+    for what in ("reward", "reward_sampled", "pass_rate", "sampled", "error_rate")
+    for when in ("before", "after")
 )
 
 

@@ -200,6 +200,9 @@ def figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, st
             yield what, found, note + untrained + others
     if not untrained:
         yield training
+    if any(record.curve("reward/error_rate").values()):
+        unjudged = first_to_last(record.curve("reward/error_rate"), "{:.1%}")
+        yield "not judged", unjudged, "of the completions, first and last step; no other figure is of these"
     if entropy := first_to_last(record.curve("policy/entropy")):
         yield "entropy", entropy, "nats per token, first and last step"
     if lengths := first_to_last(record.curve("completion/tokens_mean"), "{:.0f}"):

@@ -19,7 +19,7 @@ class TrainResult:
 
     run: str  # its URI
     steps: int  # the version of the final policy
-    held_out: int  # problems that are kept out of training, of which the next eight figures are
+    held_out: int  # problems that are kept out of training, of which the next ten figures are
     reward_before: float | None  # mean reward of greedy completions, before the first step
     reward_after: float | None  # and after the last; None where no problems are held out
     reward_sampled_before: float | None
@@ -28,6 +28,8 @@ class TrainResult:
     pass_rate_after: float | None
     sampled_before: float | None
     sampled_after: float | None
+    error_rate_before: float | None  # share of completions that could not be judged, which count in no other figure
+    error_rate_after: float | None
     sets: Mapping[str, Mapping[str, float | None]]  # the same figures, and `problems`, of each set where there are more
     rollouts_per_second: float  # over the steps of the last session that made any
     seconds: float  # of this session
@@ -58,6 +60,11 @@ def problem_count(problems: int, kind: str = "") -> str:
     return f"{problems} {kind}problem{'' if problems == 1 else 's'}"
 
 
+def not_judged(share: float) -> str:
+    """Words behind figures that such a share of the completions counts in none of; empty without one."""
+    return f", {share:.1%} could not be judged" if share else ""
+
+
 def held_out_figures(before: "Evaluation | None", after: "Evaluation | None") -> dict[str, Any]:
     """The fields of a result that say how rewards on the held-out problems went."""
     was, now = (each.figures() if each else {} for each in (before, after))
@@ -73,9 +80,11 @@ def held_out_figures(before: "Evaluation | None", after: "Evaluation | None") ->
 
 
 def _before_and_after(was: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float | None]:
-    names = {"reward": "reward", "reward_sampled": "reward_sampled", "pass_rate": "pass_at_1", "sampled": "sampled"}
+    figures = {"pass_rate": "pass_at_1"} | {
+        name: name for name in ("reward", "reward_sampled", "sampled", "error_rate")
+    }
     return {
-        f"{name}_{when}": figures.get(figure)
-        for name, figure in names.items()
-        for when, figures in (("before", was), ("after", now))
+        f"{name}_{when}": found.get(figure)
+        for name, figure in figures.items()
+        for when, found in (("before", was), ("after", now))
     }

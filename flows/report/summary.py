@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.report.result import problem_count
+from flows.report.result import not_judged, problem_count
 from flows.start.runs import Run
 from infra.home import rlvf_home, runs_uri
 from infra.runs.metric_log import read_metrics
@@ -102,7 +102,7 @@ def evaluation_outcome(found: "Evaluation") -> str:
     return (
         f"{found.problems} problems, policy v{found.step}: reward {found.reward:.3f} greedy, "
         f"{found.reward_sampled:.3f} sampled; pass@1 {found.greedy:.3f} greedy, {found.sampled:.3f} sampled; "
-        f"pass@{found.k} {found.pass_at_k:.3f}"
+        f"pass@{found.k} {found.pass_at_k:.3f}{not_judged(found.error_rate)}"
         + "".join(
             f"; {name} ({size}): reward {found.sets[name]['reward']:.3f} greedy, "
             f"{found.sets[name]['reward_sampled']:.3f} sampled"
@@ -135,7 +135,11 @@ def _learning(result: "TrainResult") -> list[tuple[str, str]]:
         for name, before, after, what in rows
         if after is not None  # before: None where version 0 was evaluated on something else
     ]
-    return shown or [("reward", "not evaluated: no problems are held out (--held_out 0)")]
+    if result.error_rate_after:
+        shown.append(
+            ("not judged", f"{result.error_rate_after:.1%} of these completions: the figures are of the others")
+        )
+    return shown or [("reward", "not evaluated: no problems are held out")]
 
 
 def _audits(metrics: Path) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ STEPS = 5  # that a hint looks at: it is of their median, as one step says littl
 CUT = 0.9  # share of truncated completions
 MISMATCH = 0.1  # nats per token
 LEFT_OUT = 0.5  # share of the tokens, by a correction
+UNJUDGED = 0.05  # share of the completions
 COLLAPSED = 0.05, 0.1  # an entropy below so many nats per token, and below this share of the first one
 
 
@@ -23,6 +24,7 @@ class Advice:
         self._idle = 0  # steps in a row without a group to train on
         self._nothing = 0  # such steps altogether
         self._truncated: deque[float] = deque(maxlen=STEPS)
+        self._unjudged: deque[float] = deque(maxlen=STEPS)
         self._mismatches: deque[float] = deque(maxlen=STEPS)  # of the steps with an update
         self._left_out: deque[float] = deque(maxlen=STEPS)  # of those with a correction
         self._entropies: tuple[float, float] | None = None  # of the first and the last step with an update
@@ -50,14 +52,18 @@ class Advice:
         """The lines to say after a step with these figures, each of a kind once."""
         self._idle = self._idle + 1 if figures["groups/used"] == 0 else 0
         self._truncated.append(figures["completion/truncated"])
+        self._unjudged.append(figures["reward/error_rate"])
         if math.isfinite(mismatch := figures.get("policy/mismatch_kl", math.nan)):
             self._mismatches.append(mismatch)
         if "correction/kept" in figures:
             self._left_out.append(1 - figures["correction/kept"])
         self._saw_entropy(figures)
+        unjudged = self._without_verdict(_usual(self._unjudged))
         found = {
             "cut": self._cut(_usual(self._truncated)),
-            "stuck": self._stuck(figures["reward/mean"], figures["reward/pass_rate"]),
+            "unjudged": unjudged,
+            # of a few that could be judged rewards say little
+            "stuck": "" if unjudged else self._stuck(figures["reward/mean"], figures["reward/pass_rate"]),
             "mismatch": self._mismatch(_usual(self._mismatches)),
             "left out": self._without(_usual(self._left_out)),
         }
@@ -72,6 +78,15 @@ class Advice:
             f"hint: {truncated:.0%} of the completions were cut at sampling.max_tokens {self.max_tokens}, before an "
             "answer at their end: raise it, ask for less in problems.system, "
             + ("or allow fewer turns" if self.turns else "or name a text that ends one in sampling.stop")
+        )
+
+    def _without_verdict(self, unjudged: float) -> str:
+        if unjudged < UNJUDGED:
+            return ""
+        return (
+            f"hint: {unjudged:.0%} of the completions could not be judged. They teach nothing, so that the policy may "
+            "learn to write more of them: where the verifier raises on what it cannot read, have it return 0, and go "
+            "on by --resume"
         )
 
     def _saw_entropy(self, figures: Mapping[str, float]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from flows.config import TrainConfig
-from flows.report.result import problem_count
+from flows.report.result import not_judged, problem_count
 from flows.run.plans import EvaluationPlan
 from flows.run.workplace import Workplace
 from infra.runs.checkpoints import BEST, best_version
@@ -112,8 +112,8 @@ class Evaluations:
 
 def evaluation_lines(label: str, made: Evaluation) -> Iterator[str]:
     """What an evaluation says of all its problems, and of each set where there are several."""
-    unjudged = f", {made.error_rate:.1%} could not be judged" if made.error_rate else ""
-    yield f"{label}, v{made.step}, {problem_count(made.problems)}: {_said(made.figures())}{unjudged}"
+    figures = f"{_said(made.figures())}{not_judged(made.error_rate)}"
+    yield f"{label}, v{made.step}, {problem_count(made.problems)}: {figures}"
     for name, size in made.sizes.items():
         yield f"{label}, v{made.step}, {name} ({size}): {_said(made.sets[name])}"
 

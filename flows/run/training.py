@@ -12,7 +12,7 @@ from typing import Self
 from prefect.runtime import flow_run
 
 from flows.report.html import PICTURE, REPORT
-from flows.report.result import TrainResult, held_out_figures, kept_pace
+from flows.report.result import TrainResult, held_out_figures, kept_pace, not_judged
 from flows.report.summary import run_name
 from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
@@ -266,7 +266,7 @@ class Training:
                 self.workplace.display.say(line)
         if learned.said:
             self.workplace.display.say(f"step {learned.step}: {learned.said}")
-        note = f"learned from {learned.groups} of {batch.groups_generated} groups"
+        note = f"learned from {learned.groups} of {batch.groups_generated} groups{not_judged(batch.error_rate)}"
         rates = {} if batch.pass_rate == batch.reward else {"pass_rate": batch.pass_rate}
         self.workplace.display.step(learned.step, reward=batch.reward, **rates, rollouts_per_second=pace, note=note)
 

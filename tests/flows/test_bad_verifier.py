@@ -6,6 +6,13 @@ from typing import Any
 
 import pytest
 
+from flows.commands.train import RESULTS
+from flows.config import TrainConfig
+from flows.options.reading import read_config
+from flows.report.charts import figures
+from flows.report.summary import summary
+from flows.start.runs import Run
+from infra.runs.record import read_record
 from rl.judging import BrokenVerifierError
 from rl.verifiers.spec import VerifierError
 
@@ -20,6 +27,14 @@ def reward(problem, completion):
     while harm == "eats memory":
         held.append(bytearray(2**24))
     return float(sum(map(ord, completion)) % 2)
+"""
+
+
+RAISES = """
+def reward(problem, completion):
+    if completion and sum(map(ord, completion)) % 2:
+        raise ValueError("cannot read this")
+    return float(len(completion) % 3 == 0)
 """
 
 
@@ -40,6 +55,25 @@ def test_a_run_goes_on_whose_verifier_loops_forks_and_eats_memory(lab: Any, tmp_
     result = lab.train(steps="2", held_out="0", staleness="0", **names, **options)
     assert lab.metrics(Path(result.run), "reward/error_rate") == {1: 3 / 8, 2: 3 / 8}
     assert sum(lab.metrics(Path(result.run), "groups/used").values()) > 0
+
+
+@pytest.mark.slow
+def test_what_could_not_be_judged_is_said_wherever_rewards_are(
+    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "raises.py").write_text(RAISES)
+    result = lab.train(steps="5", verifier=f"{tmp_path}/raises.py:reward")
+    rates = lab.metrics(Path(result.run), "reward/error_rate").values()
+    assert min(rates) > 0.2
+    assert result.error_rate_after == lab.metrics(Path(result.run), "eval/error_rate")[5] > 0.2
+    assert "error_rate_after" in RESULTS  # of what --json prints
+    said = capsys.readouterr().err
+    assert said.count("hint: ") == said.count("% of the completions could not be judged. They teach nothing") == 1
+    assert f"{result.error_rate_after:.1%} could not be judged" in said
+    run = Run(result.run, read_config(TrainConfig, file=None, overrides={}), resumed=True)
+    assert f"not judged  {result.error_rate_after:.1%} of these completions" in summary(run, result, 1.0)
+    record = read_record(result.run, Path(result.run))
+    assert [value for what, value, _ in figures(record, {}) if what == "not judged"]
 
 
 @pytest.mark.slow

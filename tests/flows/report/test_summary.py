@@ -26,6 +26,13 @@ def test_an_evaluation_of_several_sets_names_each_with_its_number_of_problems() 
     assert "(2)" not in evaluation_outcome(evaluation(3, "a", "a", solved=1))
 
 
+def test_figures_that_are_not_of_all_completions_say_so() -> None:
+    rewards = np.array([[1.0], [np.nan], [np.nan]], np.float32)
+    found = Evaluation.of(3, [Problem(text, "", "") for text in "abc"], rewards, rewards)
+    assert evaluation_outcome(found).endswith("; pass@1 1.000, 66.7% could not be judged")
+    assert held_out_figures(None, found)["error_rate_after"] == pytest.approx(2 / 3)
+
+
 def test_the_figures_of_a_result_are_of_all_held_out_problems_and_of_each_set() -> None:
     first, last = evaluation(0, "a", "a", "b", solved=0), evaluation(9, "a", "a", "b", solved=2)
     found = held_out_figures(first, last)

@@ -10,6 +10,7 @@ FINE = {
     "completion/truncated": 0.2,
     "reward/mean": 0.4,
     "reward/pass_rate": 0.4,
+    "reward/error_rate": 0.0,
     "policy/mismatch_kl": 0.001,
     "correction/kept": 0.95,
 }
@@ -22,8 +23,13 @@ def test_a_run_that_goes_well_gets_none() -> None:
 
 @pytest.mark.parametrize(
     "figures",
-    [{"completion/truncated": 0.97}, {"policy/mismatch_kl": 0.3}, {"correction/kept": 0.1}],
-    ids=["cut", "mismatch", "left out"],
+    [
+        {"completion/truncated": 0.97},
+        {"policy/mismatch_kl": 0.3},
+        {"correction/kept": 0.1},
+        {"reward/error_rate": 0.9},
+    ],
+    ids=["cut", "mismatch", "left out", "not judged"],
 )
 def test_two_steps_of_five_are_no_reason_for_one(figures: dict[str, float]) -> None:
     advice = Advice(40)
@@ -37,6 +43,9 @@ def test_two_steps_of_five_are_no_reason_for_one(figures: dict[str, float]) -> N
         ({"completion/truncated": 0.97}, "97% of the completions were cut at sampling.max_tokens 40"),
         ({"policy/mismatch_kl": 0.3}, "go on with a lower staleness or optimizer.lr (--resume)"),
         ({"correction/kept": 0.1}, "algorithm.correction leaves 90% of the tokens out of the loss"),
+        ({"reward/error_rate": 0.37}, "37% of the completions could not be judged"),
+        # what could be judged is all right, which is no reason to stop
+        ({"reward/error_rate": 0.96, "reward/pass_rate": 1.0, "groups/used": 0.0}, "have it return 0"),
     ],
 )
 def test_each_is_said_once_by_the_median_of_five_steps(figures: dict[str, float], words: str) -> None:
