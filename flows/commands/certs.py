@@ -95,7 +95,8 @@ def _run(given: argparse.Namespace) -> None:
     print(f"{out} holds {secrets}: copy it over a safe way (scp), and remove it here", file=sys.stderr)
     if given.with_storage and "AWS_ACCESS_KEY_ID" not in settings:
         print("no AWS_ACCESS_KEY_ID in this environment: the bundle carries no credentials", file=sys.stderr)
-    if scheduler and not given.scheduler and is_loopback(parse_address(scheduler, home).host):
+    in_vain = bool(scheduler and not given.scheduler and is_loopback(parse_address(scheduler, home).host))
+    if scheduler and in_vain:
         say(
             f"{given.machine} cannot join {scheduler}, an address of the scheduler's own machine alone: {FOR_OTHERS} "
             f"(addresses here: {', '.join(own_addresses()) or 'none'}); then make the bundle again"
@@ -104,7 +105,7 @@ def _run(given: argparse.Namespace) -> None:
     following = f"rlvf worker{address} --bundle {out.name}"
     if given.json:
         print(json.dumps({"bundle": str(out), "scheduler": scheduler, "next": following}))
-    else:
+    elif not in_vain:
         print(f"then, on {given.machine}: {following}")
 
 

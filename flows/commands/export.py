@@ -63,7 +63,10 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError(f"--out {out}: has appeared meanwhile and stays as it is; the model is in {made}")
     rounded = given.merge and config.policy.lora.rank and kind != "float32"
     hint = ", to which what the adapters add is rounded; --dtype float32 keeps it" if rounded else ""
-    print(f"policy v{step} in {kind}{hint}", file=sys.stderr)
+    what = (
+        "policy" if given.merge or not config.policy.lora.rank else "adapters (--merge writes a whole model) of policy"
+    )
+    print(f"{what} v{step} in {kind}{hint}", file=sys.stderr)
     if (saved := max(store.versions(state_uri(uri)), default=0)) > step:
         say(f"step {saved} is saved and not published: rlvf train --resume {shlex.quote(given.run)} publishes it")
     print(json.dumps({"model": str(out), "step": step, "dtype": kind}) if given.json else printable(str(out)))

@@ -51,9 +51,10 @@ class Limit:
         idle = max(0.0, 1 - self.step.training)
         waits = f"the trainer waits {idle:.0%} of the time"
         if not self.explained:
+            load = "; ".join(load_in_words(self.costs))
+            why = f"{load}: a" if load else "why is not known: a"
             return (
-                f"{waits}; why is not known: a step took {self.step.seconds:.2g} s, and its calls explain "
-                f"{self.found.seconds:.2g} s{''.join(f'; {line}' for line in load_in_words(self.costs))}"
+                f"{waits}; {why} step took {self.step.seconds:.2g} s, and its calls explain {self.found.seconds:.2g} s"
             )
         best = self.best
         if best is None:

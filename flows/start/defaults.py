@@ -240,4 +240,4 @@ def _reach(model: str) -> int:
 
 
 def _short(size: int) -> str:
-    return f"{size / 1e9:.1f}B" if size >= 1e9 else f"{size / 1e6:.1f}M"
+    return f"{size / 1e9:.1f}B" if size >= 1e9 else f"{size / 1e6:.1f}M" if size >= 1e5 else f"{size:,}"

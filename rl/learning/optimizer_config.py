@@ -27,7 +27,7 @@ class OptimizerConfig(BaseModel):
         None,
         gt=0,
         description="learning rate after the warm-up; null takes 3e-4 below 20M parameters, falling to 1e-6 from 500M "
-        "on (rlvf sft, reward-model: 1e-3 to 1e-5), ten times that for adapters, divided by the square root of a "
+        "on (rlvf sft, reward-model: 1e-3 to 1e-5; adapters: ten times that, up to 2e-4), over the square root of a "
         "staleness above 1, and prints it",
     )
     warmup_steps: int = Field(5, ge=0, description="optimizer steps over which the learning rate rises to lr")

@@ -94,7 +94,7 @@ def _json_lines(text: Sequence[str], name: str) -> list[Row]:
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
+            fields = json.loads(line.rstrip())  # else what is missing at its end is missing in the next line
         except (ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
             if isinstance(error, json.JSONDecodeError):
