@@ -14,7 +14,7 @@ class Reinforce(Algorithm):
 
     summary: ClassVar[str] = "A = r - mean(group)"
 
-    ratio_cap: float = Field(2.0, gt=0, description="weight pi/old of a token is cut at this")
+    ratio_cap: float = Field(2.0, gt=0, description="cap on a token's weight pi/old")
 
     def advantages(self, batch: Batch) -> Floats:
         """A = r - mean(group), the group-mean baseline."""

@@ -21,7 +21,7 @@ class ReMax(Reinforce):
     needs: ClassVar[frozenset[str]] = frozenset({"baseline"})
     every_group: ClassVar[bool] = True
 
-    ratio_cap: float = Field(5.0, gt=0, description="weight pi/old of a token is cut at this")
+    ratio_cap: float = Field(5.0, gt=0, description="cap on a token's weight pi/old")
 
     def advantages(self, batch: Batch) -> Floats:
         """A = r - b, where both are known, else 0."""
