@@ -88,4 +88,4 @@ def test_that_nobody_is_known_to_be_wrong_is_said_once_of_two_workers_however_fa
     cluster = Cluster(A, B, b=lambda rollouts: off(next(by))(rollouts), trainer=A)
     collection = Collection(3, problem_set(), config(prompts=8, lease=2), [AUDIT])
     made_by(A, cluster, collection)
-    assert len(cluster.said) == 1, cluster.said  # docs/clusters.md: "a line says so once"
+    assert len(cluster.said) == 1, cluster.said  # docs/leases.md: "a line says so once"
