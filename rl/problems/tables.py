@@ -94,11 +94,12 @@ def _json_lines(text: Sequence[str], name: str) -> list[Row]:
         if not line.strip():
             continue
         try:
-            fields = json.loads(line.rstrip())  # else what is missing at its end is missing in the next line
+            fields = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
             if isinstance(error, json.JSONDecodeError):
-                reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+                at = min(error.pos, len(line.rstrip("\r\n"))) + 1  # what is missing at its end is not in the next one
+                reason = f"{error.msg.removesuffix(' at')} at column {at}"
             raise ProblemError(f"{name}: line {number}: not JSON: {reason}; one object a line is read") from error
         if not isinstance(fields, dict):
             raise ProblemError(

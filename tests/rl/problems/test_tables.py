@@ -176,6 +176,7 @@ def test_a_row_of_parquet_is_named() -> None:
         ("", "is empty"),
         ("\n \n", "is empty"),
         ('{"a": 1}\n{"a":', "line 2: not JSON"),
+        ('{"a": 1}\n{"a": "2"\n', "line 2: not JSON: Expecting ',' delimiter at column 10; one object"),
         ('{"a": "b\n}', "line 1: not JSON: Invalid control character at column 9; one object"),
         ("[1, 2]", "line 1: holds a list, not an object"),
         ('\n"text"', "line 2: holds text, not an object"),
