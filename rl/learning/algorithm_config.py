@@ -56,7 +56,7 @@ class CommonAlgorithmConfig(BaseModel):
         "step began with (decoupled PPO), recomputed by one more forward pass or interpolated from versions, with "
         "weights old/mu",
     )
-    importance_cap: float = Field(5.0, gt=0, description="a token's weight old/mu is cut at this (decoupled PPO)")
+    importance_cap: float = Field(5.0, gt=0, description="cap on a token's weight old/mu (decoupled PPO)")
     correction: CorrectionConfig = Field(CorrectionConfig(), title="Correction")
     mask_truncated: bool = Field(
         False,
