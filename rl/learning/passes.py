@@ -101,7 +101,7 @@ class Accumulation:
                     f"{self._policy.device}: give {one_of(helps)}"
                 )
             self.passes = smaller
-            said = f"out of memory; {self.passes} from now on"
+            said = "; ".join(filter(None, (why, f"out of memory; {self.passes} from now on")))
 
     def _sums(
         self,

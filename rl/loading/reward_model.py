@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from rl.config import PolicyConfig
 from rl.model.head import attention_for
-from rl.model.memory import NoRoomError, room_for
-from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype, own_dtype
+from rl.model.memory import NoRoomError, return_freed, room_for
+from rl.model.policy import LARGE, Policy, UnknownModelError, choose_device, choose_dtype, own_dtype
 from rl.model.skeleton import on_meta
 from rl.model.tokenizer import read_tokenizer
 from rl.model.unloadable import reason
@@ -60,6 +60,8 @@ def load_reward_model(path: str, config: PolicyConfig, *, master: bool = False, 
     if missing:
         what = "is no reward model: it has" if missing[0].startswith(HEAD) else "has"
         raise UnknownModelError(f"policy.model {path!r} {what} no weights for {missing[0]}")
+    if device.type == "cpu" and model.num_parameters() >= LARGE:
+        return_freed()
     with room_for(f"policy.model {path!r}", device):
         model.to(device)
     return _with_head(Policy(model, tokenizer, device, dtype), path, fresh=fresh)

@@ -14,7 +14,10 @@ from rl.model.policy import Policy
 
 DEVICE_PROCESSES = "RLVF_DEVICE_PROCESSES"  # in the environment: how many compute on the device of this one
 
-ALLOCATORS_SAY = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc", "bad allocation")
+ALLOCATORS_SAY = (
+    *("out of memory", "can't allocate memory", "not enough memory", "bad_alloc", "bad allocation"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
 ONEDNN_SAYS = ("could not create a primitive", "could not create a memory object", "could not execute a primitive")
 
 MMAP_THRESHOLD = -3  # of mallopt(3)

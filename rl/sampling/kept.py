@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from rl.model.memory import spare_bytes
+from rl.model.parking import ModelMemory
+from rl.model.policy import Policy
 from rl.sampling.cache import Pair
 
 SHARE = 0.25  # at most of the memory that can be counted on
@@ -106,6 +108,22 @@ class Kept:
             self._forget(next(iter(self._rows)))
         if self.nbytes > self._room:
             self.clear()
+
+
+class SamplerMemory(ModelMemory):
+    """A model with the keys and values that are kept of it: they do not move, and are forgotten where it is parked."""
+
+    def __init__(self, policy: Policy, kept: Kept) -> None:
+        super().__init__(policy.model, policy.device)
+        self._kept = kept
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._kept.nbytes
+
+    def park(self) -> None:
+        super().park()
+        self._kept.clear()
 
 
 def _nbytes(layers: Layers) -> int:

@@ -2,6 +2,7 @@
 they are here, between two tokens (PipelineRL, arXiv 2509.19128)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -70,10 +71,12 @@ class Sampler:
     kept: "Kept"  # from turn to turn
     session: Fence | None = None  # of the trainer that has made it, where that is known
 
-    @property
+    @cached_property
     def memory(self) -> "ModelMemory":
-        """What its policy holds."""
-        return self.policy.memory
+        """What its policy holds, and what is kept from turn to turn."""
+        from rl.sampling.kept import SamplerMemory
+
+        return SamplerMemory(self.policy, self.kept)
 
     def load(self, weights: "Weights", version: PolicyVersion) -> bool:
         """Overwrite its weights with those of a version, in place. False where they are of another architecture, and

@@ -82,6 +82,7 @@ def test_what_is_out_of_memory() -> None:
         torch.empty(2**60)
     assert is_out_of_memory(error.value)
     said = ("MPS backend out of memory (MPS allocated: 1.00 GB)", "std::bad_alloc", "could not create a primitive")
+    said += ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",)
     assert all(is_out_of_memory(RuntimeError(one)) for one in said)
     assert is_out_of_memory(MemoryError())
     unsupported = "could not create a primitive descriptor for the matmul primitive. Run workload with …"

@@ -11,7 +11,7 @@ from rl.model.policy import Policy
 from rl.sampling import kept as kept_module
 from rl.sampling import prefill
 from rl.sampling.engine import Engine
-from rl.sampling.kept import Kept
+from rl.sampling.kept import Kept, SamplerMemory
 from rl.sampling.prefill import Prefill
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
@@ -200,3 +200,17 @@ def test_the_longest_that_it_begins_with_is_taken() -> None:
         kept.put((1,), np.arange(length), lambda length=length: layers(length - 1))  # type: ignore[misc]
     found = [kept.take((1,), np.arange(9)) for _ in range(4)]
     assert [one.positions if one else None for one in found] == [5, 3, 2, None]
+
+
+def test_what_is_kept_counts_and_is_forgotten_where_the_model_leaves_its_device(make_policy: Make) -> None:
+    policy, kept = make_policy(), Kept()
+    memory = SamplerMemory(policy, kept)
+    before = memory.nbytes
+    kept.follow(1, policy.device)
+    layers = {0: (torch.zeros(1, 2, 8, 16), torch.zeros(1, 2, 8, 16))}
+    kept.put((1, 2), np.array([3, 4]), lambda: layers)
+    assert memory.nbytes == before + kept.nbytes == before + 2048
+    memory.park()
+    assert kept.take((1, 2), np.array([3, 4, 5])) is None
+    memory.unpark()
+    assert memory.nbytes == before
