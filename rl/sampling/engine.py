@@ -17,7 +17,7 @@ import torch
 from rl.model.memory import is_out_of_memory, release
 from rl.model.policy import Policy
 from rl.sampling.decoding import StopStrings
-from rl.sampling.kept import Kept
+from rl.sampling.prefix_cache import PrefixCache
 from rl.sampling.rows import Rows
 from rl.sampling.scheduling import Draw, Scheduler
 from rl.sampling.slots import Slots
@@ -45,7 +45,7 @@ class Engine:
         ends: Sequence[int] = (),
         stop: Sequence[str] = (),
         version: int = 0,
-        kept: Kept | None = None,
+        kept: PrefixCache | None = None,
     ) -> None:
         """`ends`: token ids that end a completion, as the strings `stop` do. `version`: of the policy's weights.
         `kept`: where keys and values of those that have reached an end are found by an engine that goes on with them.
@@ -259,7 +259,7 @@ def complete(
     kv_versions: int = 0,
     so_far: Sequence[np.ndarray | None] | None = None,
     stop_now: Callable[[], bool] = to_the_end,
-    kept: Kept | None = None,
+    kept: PrefixCache | None = None,
     played: Sequence[bool] | None = None,
 ) -> list[Draw]:
     """[P * G]: ``samples`` completions of each prompt, all of ``max_tokens`` tokens but those that reach an end, and

@@ -14,8 +14,8 @@ from rl.model.attention import Grid
 from rl.model.policy import Policy
 from rl.sampling.cache import SlotCache, move, run
 from rl.sampling.decoding import StopStrings, chosen, scaled_logits
-from rl.sampling.kept import Kept, KeptPrompt
 from rl.sampling.prefill import Prefill, prefilled
+from rl.sampling.prefix_cache import CachedPrompt, PrefixCache
 from rl.sampling.scheduling import Draw, Move, Scheduler
 from rl.sampling.slots import Slots
 
@@ -24,7 +24,7 @@ class Rows:
     """What is known of the first B rows and M places. `drawn` is kept on both sides, so that nobody waits for it."""
 
     def __init__(
-        self, policy: Policy, slots: Slots, rows: int, places: int, prompt: int, own: int, kept: Kept | None
+        self, policy: Policy, slots: Slots, rows: int, places: int, prompt: int, own: int, kept: PrefixCache | None
     ) -> None:
         device = policy.device
         self.lean = slots.lean
@@ -156,9 +156,11 @@ class Rows:
             if self.counts[row] > 1:
                 self.kept.put(draw.prompt, draw.tokens, partial(self.cache.rows.copied, row, self.counts[row] - 1))
 
-    def _kept_prompt(self, place: int) -> KeptPrompt:
+    def _kept_prompt(self, place: int) -> CachedPrompt:
         assert self.prompt_states is not None
-        return KeptPrompt(self.cache.prompts_kept.copied(place, self.lengths[place]), self.prompt_states[place].clone())
+        return CachedPrompt(
+            self.cache.prompts_kept.copied(place, self.lengths[place]), self.prompt_states[place].clone()
+        )
 
     def _kept(self, rows: Sequence[int], counts: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The tokens of these rows and their log-probs, so many of each row."""

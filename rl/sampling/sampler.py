@@ -19,7 +19,7 @@ from rl.records import Problem, Rollouts
 from rl.sampling.conversation import Conversation, turn_starts
 from rl.sampling.decoding import TO_THE_LETTER, StopStrings
 from rl.sampling.engine import complete, no_swap, to_the_end
-from rl.sampling.kept import Kept
+from rl.sampling.prefix_cache import PrefixCache
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 from rl.slices import SoFar
@@ -52,7 +52,7 @@ def sample(
     so_far: SoFar | None = None,
     stop_now: Callable[[], bool] = to_the_end,
     interface: Interface | None = None,
-    kept: Kept | None = None,
+    kept: PrefixCache | None = None,
 ) -> Rollouts:
     """Draw ``samples`` completions of each problem. The end token or stop string of one is among its tokens, with its
     log-prob, and not in its text.

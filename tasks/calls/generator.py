@@ -166,7 +166,7 @@ class Generator:
         self, version: PolicyVersion, step: int, check: Callable[[], None]
     ) -> Iterator[tuple[Sampler, Swaps | None]]:
         """The resident sampler with this version's weights, or in flight newer ones, and what it may go on with."""
-        from rl.sampling.kept import Kept
+        from rl.sampling.prefix_cache import PrefixCache
         from rl.sampling.slots import Slots
 
         weights = self.weights
@@ -176,7 +176,7 @@ class Generator:
 
         def load() -> Sampler:
             policy = weights.load(mirror, first, check)
-            return Sampler(policy, Slots(policy), first, Kept())
+            return Sampler(policy, Slots(policy), first, PrefixCache())
 
         with ExitStack() as stack:
             with waiting_for_weights(mirror.take_fetched):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infra.weights.mirror import Mirror
     from rl.model.parking import ModelMemory
     from rl.model.policy import Policy
-    from rl.sampling.kept import Kept
+    from rl.sampling.prefix_cache import PrefixCache
     from rl.sampling.slots import Slots
 
 
@@ -68,13 +68,13 @@ class Sampler:
     policy: "Policy"
     slots: "Slots"  # what its leases so far have shown
     version: PolicyVersion
-    kept: "Kept"  # from turn to turn
+    kept: "PrefixCache"  # from turn to turn
     session: Fence | None = None  # of the trainer that has made it, where that is known
 
     @cached_property
     def memory(self) -> "ModelMemory":
         """What its policy holds, and what is kept from turn to turn."""
-        from rl.sampling.kept import SamplerMemory
+        from rl.sampling.prefix_cache import SamplerMemory
 
         return SamplerMemory(self.policy, self.kept)
 

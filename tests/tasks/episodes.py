@@ -19,7 +19,7 @@ from rl.model.policy import Policy
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem, Rollouts
 from rl.sampling.engine import to_the_end
-from rl.sampling.kept import Kept
+from rl.sampling.prefix_cache import PrefixCache
 from rl.sampling.sampler import sample
 from tasks.batch.lease import Lease, Slice
 from tasks.batch.slices import Slices
@@ -99,7 +99,7 @@ def played(
     interface: Interface = STEP,
     tokens: int = 0,
     limit: int = LIMIT,
-    kept: Kept | None = None,
+    kept: PrefixCache | None = None,
 ) -> Played:
     """All episodes; with ``tokens`` a generator hands a lease in after so many, and another one goes on."""
     config = SamplingConfig(max_tokens=limit)

@@ -23,7 +23,7 @@ from rl.environments.interface import Interface
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling import sampler
-from rl.sampling.kept import Kept
+from rl.sampling.prefix_cache import PrefixCache
 from rl.sampling.sampler import sample
 from tasks.calls import generator
 from tasks.calls.generator import prefetch
@@ -145,7 +145,7 @@ def test_keys_are_kept_from_turn_to_turn_where_no_bit_is_promised(
 ) -> None:
     given = []
 
-    def spy(*args: Any, kept: Kept | None, **options: Any) -> Rollouts:
+    def spy(*args: Any, kept: PrefixCache | None, **options: Any) -> Rollouts:
         given.append(kept)
         return sample(*args, **options)
 
@@ -156,7 +156,7 @@ def test_keys_are_kept_from_turn_to_turn_where_no_bit_is_promised(
     assert given == [None] * 4
     for _ in range(2):
         generate(versions[1], spec=replace(FLYING, **turns))
-    assert isinstance(given[-1], Kept)
+    assert isinstance(given[-1], PrefixCache)
     assert given[-1] is given[-2]
 
 

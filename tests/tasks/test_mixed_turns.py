@@ -9,7 +9,7 @@ from rl.config import SamplingConfig
 from rl.environments import opened
 from rl.model.policy import Policy
 from rl.records import Problem
-from rl.sampling.kept import Kept
+from rl.sampling.prefix_cache import PrefixCache
 from rl.sampling.sampler import sample
 from rl.verifiers.spec import VerifierSpec
 from tasks import verify
@@ -35,7 +35,7 @@ def test_problems_of_one_turn_stand_among_those_that_are_played(policy: Policy) 
     """Each is drawn as without an environment, and judged by its set's verifier."""
     alone = [Problem(f"add {n} and {n}", f"{n} + {n}", f"s:{n}", set="sums") for n in (1, 2)]
     lease = Lease(range(4), (alone[0], PROBLEMS[0], PROBLEMS[1], alone[1]))
-    kept = Kept()
+    kept = PrefixCache()
     found, episodes, _ = played(policy, leases=[lease], kept=kept)
     rollouts = found[0]
     asked = {"samples": SAMPLES, "seed": 0, "step": 0, "groups": (0, 3)}

@@ -12,7 +12,7 @@ from rl.environments.turn import ToolCall, as_json, of_json
 from rl.model.policy import Policy
 from rl.records import Problem
 from rl.sampling.conversation import Conversation
-from rl.sampling.kept import Kept
+from rl.sampling.prefix_cache import PrefixCache
 from rl.sampling.scheduling import Draw
 from tasks.batch.lease import Lease
 from tasks.turns import judged_episodes
@@ -142,7 +142,7 @@ def test_calls_are_read_and_unreadable_ones_are_answered(policy: Policy) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [0, 2])
 def test_keys_that_are_kept_from_turn_to_turn_change_no_episode(policy: Policy, tokens: int) -> None:
-    without, kept = played(policy), Kept()
+    without, kept = played(policy), PrefixCache()
     found = played(policy, tokens=tokens, kept=kept)
     assert kept.nbytes > 0
     assert sorted_rows(found) == sorted_rows(without)

@@ -20,7 +20,7 @@ Layers = Mapping[int, Pair]  # [1, H, positions, D] each, by layer
 
 
 @dataclass(frozen=True)
-class KeptPrompt:
+class CachedPrompt:
     """A prompt."""
 
     layers: Layers
@@ -28,20 +28,20 @@ class KeptPrompt:
 
 
 @dataclass(frozen=True)
-class KeptRow:
+class CachedCompletion:
     """A completion so far."""
 
     positions: int  # of all but its last token, which no model was given yet
     layers: Layers
 
 
-class Kept:
+class PrefixCache:
     """Of one policy. Those of other weights are forgotten; where memory is short the oldest completions are, and all
     where the prompts alone have no room."""
 
     def __init__(self) -> None:
-        self._prompts: dict[tuple[int, ...], KeptPrompt] = {}
-        self._rows: dict[Key, KeptRow] = {}  # the oldest first
+        self._prompts: dict[tuple[int, ...], CachedPrompt] = {}
+        self._rows: dict[Key, CachedCompletion] = {}  # the oldest first
         self._counts: Counter[Key] = Counter()  # completions that are alike
         self._lengths: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)  # of those of a prompt
         self._weights = 0
@@ -66,21 +66,21 @@ class Kept:
         key = prompt, tokens.tobytes()
         self._counts[key] += 1
         if key not in self._rows:
-            self._rows[key] = KeptRow(len(tokens) - 1, made())
+            self._rows[key] = CachedCompletion(len(tokens) - 1, made())
             self._lengths[prompt][len(tokens)] += 1
             self._count(self._rows[key].layers)
 
-    def put_prompt(self, prompt: tuple[int, ...], made: Callable[[], KeptPrompt]) -> None:
+    def put_prompt(self, prompt: tuple[int, ...], made: Callable[[], CachedPrompt]) -> None:
         """Keep a prompt, ``made`` where it is not kept."""
         if prompt not in self._prompts:
             self._prompts[prompt] = made()
             self._count(self._prompts[prompt].layers)
 
-    def prompt(self, prompt: tuple[int, ...]) -> KeptPrompt | None:
+    def prompt(self, prompt: tuple[int, ...]) -> CachedPrompt | None:
         """That of a prompt, where it is kept."""
         return self._prompts.get(prompt)
 
-    def take(self, prompt: tuple[int, ...], tokens: np.ndarray) -> KeptRow | None:
+    def take(self, prompt: tuple[int, ...], tokens: np.ndarray) -> CachedCompletion | None:
         """What is kept of a completion that goes on with more tokens, and is given away by this."""
         for length in sorted(self._lengths.get(prompt, ()), reverse=True):
             key = prompt, tokens[:length].tobytes()
@@ -113,7 +113,7 @@ class Kept:
 class SamplerMemory(ModelMemory):
     """A model with the keys and values that are kept of it: they do not move, and are forgotten where it is parked."""
 
-    def __init__(self, policy: Policy, kept: Kept) -> None:
+    def __init__(self, policy: Policy, kept: PrefixCache) -> None:
         super().__init__(policy.model, policy.device)
         self._kept = kept
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from rl.model.policy import Policy
-from rl.sampling import kept as kept_module
-from rl.sampling import prefill
+from rl.sampling import prefill, prefix_cache
 from rl.sampling.engine import Engine
-from rl.sampling.kept import Kept, SamplerMemory
 from rl.sampling.prefill import Prefill
+from rl.sampling.prefix_cache import PrefixCache, SamplerMemory
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 from tests.rl.sampling.test_engine import check_same, run
@@ -44,7 +43,7 @@ def first(policy: Policy) -> list[Draw]:
     return [Draw(tuple(prompts[row // 4]), LIMIT, noise[row]) for row in range(12)]
 
 
-def turn(policy: Policy, slots: Slots, draws: Sequence[Draw], given: int, kept: Kept | None) -> list[Draw]:
+def turn(policy: Policy, slots: Slots, draws: Sequence[Draw], given: int, kept: PrefixCache | None) -> list[Draw]:
     """Those that have ended go on with so many observed tokens, by an engine of their own."""
     engine = Engine(policy, slots, ends=policy.ends, kept=kept)
     made = []
@@ -58,7 +57,7 @@ def turn(policy: Policy, slots: Slots, draws: Sequence[Draw], given: int, kept: 
     return made
 
 
-def turns(policy: Policy, slots: Slots, kept: Kept | None) -> list[list[Draw]]:
+def turns(policy: Policy, slots: Slots, kept: PrefixCache | None) -> list[list[Draw]]:
     found = [turn(policy, slots, first(policy), 0, kept)]
     for _ in range(TURNS):
         found.append(turn(policy, slots, found[-1], OBSERVED, kept))
@@ -76,7 +75,7 @@ def test_turns_draw_the_same_and_compute_what_is_new(
     without = turns(policy, slots, None)
     all_of_them = sum(computed)
     computed.clear()
-    found = turns(policy, slots, Kept())
+    found = turns(policy, slots, PrefixCache())
     assert len(found[-1]) > 3
     for one, other in zip(found, without, strict=True):
         check_same(one, other)
@@ -87,7 +86,7 @@ def test_turns_draw_the_same_and_compute_what_is_new(
 
 
 def test_where_prompts_are_copied_nothing_is_kept(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, kept = make_policy(eager=5.0), Kept()
+    policy, kept = make_policy(eager=5.0), PrefixCache()
     slots = Slots(policy)
     without = turns(policy, slots, None)
     monkeypatch.setattr(slots, "share", False)
@@ -103,7 +102,7 @@ def written(policy: Policy) -> None:
 
 
 def test_those_of_other_weights_are_forgotten(make_policy: Make) -> None:
-    policy, kept = make_policy(eager=5.0), Kept()
+    policy, kept = make_policy(eager=5.0), PrefixCache()
     slots = Slots(policy)
     before = turn(policy, slots, first(policy), 0, kept)
     assert kept.nbytes > 0
@@ -113,7 +112,7 @@ def test_those_of_other_weights_are_forgotten(make_policy: Make) -> None:
 
 
 def test_what_was_begun_with_other_weights_is_not_kept(make_policy: Make) -> None:
-    policy, kept = make_policy(eager=5.0), Kept()
+    policy, kept = make_policy(eager=5.0), PrefixCache()
     slots = Slots(policy)
     engine = Engine(policy, slots, ends=policy.ends, kept=kept, version=3)
     draws = first(policy)
@@ -131,7 +130,7 @@ def test_what_was_begun_with_other_weights_is_not_kept(make_policy: Make) -> Non
 
 
 def test_memory_that_runs_out_forgets_all(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, kept = make_policy(eager=5.0), Kept()
+    policy, kept = make_policy(eager=5.0), PrefixCache()
     slots = Slots(policy)
     before = turn(policy, slots, first(policy), 0, kept)
     without = turn(policy, slots, before, OBSERVED, None)
@@ -160,8 +159,8 @@ ROW = 2 * 2 * 4 * 4  # bytes of a position
 
 
 def test_the_oldest_go_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept()
-    monkeypatch.setattr(kept_module, "spare_bytes", lambda _: 4 * 10 * ROW - kept.nbytes)
+    kept = PrefixCache()
+    monkeypatch.setattr(prefix_cache, "spare_bytes", lambda _: 4 * 10 * ROW - kept.nbytes)
     kept.follow(1, torch.device("cpu"))
     some = [np.array([number] * 5) for number in range(4)]  # four positions each
     for tokens in some:
@@ -175,7 +174,7 @@ def test_the_oldest_go_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_each_of_those_that_are_alike_may_take_it_once() -> None:
-    kept = Kept()
+    kept = PrefixCache()
     kept.follow(1, torch.device("cpu"))
     tokens = np.arange(6)
     made = [kept.put((1, 2), tokens, lambda: layers(5)) for _ in range(2)]
@@ -194,7 +193,7 @@ def test_each_of_those_that_are_alike_may_take_it_once() -> None:
 
 
 def test_the_longest_that_it_begins_with_is_taken() -> None:
-    kept = Kept()
+    kept = PrefixCache()
     kept.follow(1, torch.device("cpu"))
     for length in (3, 6, 4):
         kept.put((1,), np.arange(length), lambda length=length: layers(length - 1))  # type: ignore[misc]
@@ -203,7 +202,7 @@ def test_the_longest_that_it_begins_with_is_taken() -> None:
 
 
 def test_what_is_kept_counts_and_is_forgotten_where_the_model_leaves_its_device(make_policy: Make) -> None:
-    policy, kept = make_policy(), Kept()
+    policy, kept = make_policy(), PrefixCache()
     memory = SamplerMemory(policy, kept)
     before = memory.nbytes
     kept.follow(1, policy.device)
