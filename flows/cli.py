@@ -28,6 +28,7 @@ FIRST = (
     "dpo",
     "reward-model",
     "eval",
+    "sample",
     "export",
     "report",
     "up",
