@@ -13,7 +13,7 @@ from pathlib import Path
 from flows.commands.command import Command
 from flows.config import TrainConfig
 from flows.options.reading import read_config
-from flows.start.preflight import check_shape
+from flows.start.preflight import check_model, check_shape
 from infra.checks.cluster import cluster_checks, storage_checks
 from infra.checks.installed import check_constraints, check_requirements
 from infra.checks.machine import Check, placement_checks, route_checks
@@ -63,7 +63,7 @@ def _run(given: argparse.Namespace) -> None:
     written = given.scheduler or config.cluster.scheduler
     found = []
     checks = examine(home, written, given.storage, config.placement)
-    for check in checks if config.policy.model == TINY else chain(checks, [check_fit(config.policy.model)]):
+    for check in checks if config.policy.model == TINY else chain(checks, check_policy(config.policy.model)):
         found.append(check)
         if not given.json:
             print(printable(str(check)), flush=True)
@@ -118,6 +118,17 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
     otherwise = os.environ.get("RLVF_STORAGE") or own_folder(home)
     yield from storage_checks(chosen, announced, otherwise, "this machine" if named is None else towards, STORAGE_MB)
     yield from route_checks(towards)
+
+
+def check_policy(model: str) -> Iterator[Check]:
+    """Whether a model fits here, for which its configuration is enough, and whether it has the files to be trained."""
+    fit = check_fit(model)
+    yield fit
+    if fit.state != "fail":
+        try:
+            check_model(model, runs_uri())
+        except ValueError as error:
+            yield Check("policy", "warn", f"cannot be trained as it is: {error}")
 
 
 def check_fit(model: str) -> Check:

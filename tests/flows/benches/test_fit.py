@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.commands.doctor import check_fit
+from flows.commands.doctor import check_fit, check_policy
 from rl.loading import capacity
 from rl.model import memory
 from rl.model.policy import choose_device, choose_dtype, dtype_name
@@ -49,7 +49,7 @@ def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("free", "state", "remedy"), [(2**34, "ok", ""), (30_000_000, "warn", "policy.lora"), (1, "warn", "smaller")]
+    ("free", "state", "remedy"), [(2**34, "ok", ""), (24_000_000, "warn", "policy.lora"), (1, "warn", "smaller")]
 )
 def test_doctor_says_whether_a_model_fits_and_what_would(
     free: int, state: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,9 +75,12 @@ def test_without_a_length_it_is_one_that_the_model_takes(tmp_path: Path, capsys:
 
 def test_of_a_folder_the_configuration_is_enough_for_doctor_too(tmp_path: Path) -> None:
     build_model(600, 1, 0, 0).config.save_pretrained(tmp_path)
-    assert check_fit(str(tmp_path)).state == "ok"
+    fit, files = check_policy(str(tmp_path))
+    assert (fit.name, fit.state) == ("fit", "ok")
+    assert (files.name, files.state) == ("policy", "warn")
+    assert "cannot be trained as it is: " in files.found
 
 
 def test_doctor_says_of_a_model_that_is_not_there_that_it_is_not(tmp_path: Path) -> None:
-    check = check_fit(str(tmp_path / "none"))
+    (check,) = check_policy(str(tmp_path / "none"))
     assert (check.state, check.found) == ("fail", f"policy.model '{tmp_path}/none': there is no such folder")

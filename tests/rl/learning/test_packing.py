@@ -163,9 +163,9 @@ def test_however_they_are_packed_their_gradient_is_that_of_each_sequence_alone(
     accumulation = Accumulation(policy, OptimizerConfig())
     accumulation.passes, accumulation._balance = Passes(positions, checkpointing, chunk), balance
     accumulation.add(rollouts, range(len(groups)), add)
-    apart = 1e-10 if name == "gpt2" else 2e-6  # norms of the others are in float32
+    apart = 1e-12 if name == "gpt2" else 5e-6  # norms of the others are in float32
     for each, parameter in policy.model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[each], atol=apart, rtol=0)
+        assert (parameter.grad - expected[each]).norm() <= apart * (expected[each].norm() + 1), each
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
