@@ -195,6 +195,7 @@ def test_fewer_layers_are_in_the_name() -> None:
     assert SHAPES["tiny"].changed(1, None, None, 4) == replace(SHAPES["tiny"], prompts=1)
 
 
+@pytest.mark.slow
 def test_the_type_of_the_arithmetic_is_that_which_is_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
