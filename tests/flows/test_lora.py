@@ -77,7 +77,7 @@ def test_adapters_on_the_tiny_policy_belong_to_a_model_that_is_stored_with_the_r
 ) -> None:
     result = lab.train(steps="1", policy="tiny", **{"policy.lora": "2"})
     run = Path(result.run)
-    assert re.search(r"lora rank 2: 0\.\dM of 0\.9M parameters are trained", capsys.readouterr().err)
+    assert re.search(r"lora rank 2: \d\d,\d\d\d of 0\.9M parameters are trained", capsys.readouterr().err)
     begun = Run(result.run, saved_config(result.run), resumed=False)
     shown = summary(begun, result, 1.0)
     assert f"{run}/model (adapters, peft's layout; " in shown
