@@ -96,7 +96,7 @@ def _run(given: argparse.Namespace) -> None:
     if given.with_storage and "AWS_ACCESS_KEY_ID" not in settings:
         print("no AWS_ACCESS_KEY_ID in this environment: the bundle carries no credentials", file=sys.stderr)
     in_vain = bool(scheduler and not given.scheduler and is_loopback(parse_address(scheduler, home).host))
-    if scheduler and in_vain:
+    if in_vain:
         say(
             f"{given.machine} cannot join {scheduler}, an address of the scheduler's own machine alone: {FOR_OTHERS} "
             f"(addresses here: {', '.join(own_addresses()) or 'none'}); then make the bundle again"

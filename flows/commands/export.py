@@ -7,11 +7,8 @@ import sys
 from pathlib import Path
 
 from flows.commands.command import Command, say
-from flows.commands.named_run import named_run, written_to
-from flows.config import TrainConfig
-from flows.start.runs import Run
+from flows.commands.named_run import named_run, public_base, written_to
 from flows.start.saved import saved_config
-from flows.start.trust import trusted
 from infra.interrupts import put_off
 from infra.runs.checkpoints import state_uri
 from infra.security.printable import printable
@@ -50,10 +47,7 @@ def _run(given: argparse.Namespace) -> None:
     out = Path(given.out or uri.rstrip("/").rpartition("/")[2]).expanduser().absolute()
     if out.exists():
         raise ValueError(f"--out {out}: is there already; name a new folder")
-    public = config.policy.model if config.sync.base == "public" else None
-    if public is not None:  # nothing else that the run names is used
-        asked = TrainConfig(policy=config.policy)
-        trusted(Run(uri, asked, resumed=True, saved=asked), given.trust, ask=True)
+    public = public_base(uri, config, given.trust)
     with put_off():
         from tasks.exported import export
 
@@ -63,10 +57,11 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError(f"--out {out}: has appeared meanwhile and stays as it is; the model is in {made}")
     rounded = given.merge and config.policy.lora.rank and kind != "float32"
     hint = ", to which what the adapters add is rounded; --dtype float32 keeps it" if rounded else ""
-    what = (
-        "policy" if given.merge or not config.policy.lora.rank else "adapters (--merge writes a whole model) of policy"
+    adapters = bool(config.policy.lora.rank) and not given.merge
+    print(
+        f"{'adapters (--merge writes a whole model) of policy' if adapters else 'policy'} v{step} in {kind}{hint}",
+        file=sys.stderr,
     )
-    print(f"{what} v{step} in {kind}{hint}", file=sys.stderr)
     if (saved := max(store.versions(state_uri(uri)), default=0)) > step:
         say(f"step {saved} is saved and not published: rlvf train --resume {shlex.quote(given.run)} publishes it")
     print(json.dumps({"model": str(out), "step": step, "dtype": kind}) if given.json else printable(str(out)))

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flows.commands.unused_up import say_unused_up
-from flows.start.runs import known_run
-from flows.start.trust import refuse_odd_files
+from flows.config import TrainConfig
+from flows.start.runs import Run, known_run
+from flows.start.trust import refuse_odd_files, trusted
 from infra.home import runs_uri
 from infra.storage.faults import FORBIDDEN, FULL
 from infra.storage.usable import named_storage_errors
@@ -28,6 +29,16 @@ def named_run(name: str, known: Callable[[str, str], str] = known_run) -> str:
         uri = known(name, runs_uri())
     refuse_odd_files(uri)
     return uri
+
+
+def public_base(uri: str, config: TrainConfig, trust: bool) -> str | None:
+    """The model that the run started from, where every machine loads that itself: of a run from elsewhere once it is
+    trusted. Nothing else that the run names is used."""
+    if config.sync.base != "public":
+        return None
+    asked = TrainConfig(policy=config.policy)
+    trusted(Run(uri, asked, resumed=True, saved=asked), trust, ask=True)
+    return config.policy.model
 
 
 @contextmanager

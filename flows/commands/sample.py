@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.commands.command import Command
-from flows.commands.named_run import named_run
+from flows.commands.named_run import named_run, public_base
 from flows.config import TrainConfig
-from flows.start.runs import Run
 from flows.start.saved import saved_config
-from flows.start.trust import trusted
 from infra.interrupts import put_off
 from infra.security.printable import printable
 from infra.storage.usable import named_storage_errors
 from rl.config import PolicyConfig
 from rl.records import Problem
+from rl.verifiers.spec import VerifierSpec, judged_by
+from tasks.sets.named_set import NamedSet
 
 EXAMPLES = """
 rlvf sample newest "add 3 and 4."                      the most likely completion of the newest run's model
@@ -49,10 +49,7 @@ def _run(given: argparse.Namespace) -> None:
     with named_storage_errors(uri):
         config = saved_config(uri)
     problems = _asked(given.run, config, given.prompts)
-    public = config.policy.model if config.sync.base == "public" else None
-    if public is not None:  # nothing else that the run names is used
-        own = TrainConfig(policy=config.policy)
-        trusted(Run(uri, own, resumed=True, saved=own), given.trust, ask=True)
+    public = public_base(uri, config, given.trust)
     with put_off():
         from transformers.utils.logging import disable_progress_bar
 
@@ -87,15 +84,13 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _asked(run: str, config: TrainConfig, prompts: Sequence[str]) -> list[Problem]:
-    """The prompts with the system prompt and the template of the run's first set."""
-    with put_off():
-        from tasks.sets.named_set import named_sets
-
-    first, *_ = named_sets(config.sets, config.verifier, config.environment)
-    if first.verifier is None:
+    """The prompts with the system prompt and the template of the run's first set. No file that it names is read."""
+    first = config.problems
+    if config.environment.name is not None and not first.judged:
         ask = f"rlvf eval --policy {shlex.quote(run)}"
         raise ValueError(f"{run}: acts on an environment, turn by turn, which {ask} does")
-    return first.marked([Problem(prompt, "", "prompt") for prompt in prompts])
+    judge = VerifierSpec.model_validate(dict(config.verifier) | {"name": judged_by(first, config.verifier)})
+    return NamedSet(first, "", judge, "").marked([Problem(prompt, "", "prompt") for prompt in prompts])
 
 
 COMMAND = Command("sample", "what a run's model says to a prompt of yours", EXAMPLES, _options, _run)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flows.cli import main
+from flows.commands.sample import _asked
 from flows.config import TrainConfig
 from flows.options.reading import read_config
 from flows.start.runs import Run
@@ -15,6 +16,7 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.loading.policy import load_policy
 from rl.records import Instructions, Problem
 from rl.sampling.sampler import sample
+from rl.verifiers.table import declared
 
 PROMPTS = ["add 1 and 2", "take the sum of 3 and 4"]
 
@@ -64,6 +66,20 @@ def test_one_that_acts_on_an_environment_is_not_asked(tmp_path: Path, capsys: py
         main(["sample", str(tmp_path / "played"), "add 1 and 2"])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f"acts on an environment, turn by turn, which rlvf eval --policy {tmp_path}/played does")
+
+
+@pytest.mark.parametrize(
+    ("options", "instructions"),
+    [
+        ({"problems": "gone.jsonl", "verifier": "gone.py:reward"}, None),
+        ({"problems": "gone.jsonl", "verifier": "gsm8k"}, declared("gsm8k").instructions),
+        ({"problems.system": "Be brief."}, Instructions("Be brief.", required=True)),
+    ],
+)
+def test_no_file_of_the_run_is_read_for_its_words(options: dict[str, str], instructions: Instructions | None) -> None:
+    config = read_config(TrainConfig, file=None, overrides=options)
+    (found,) = _asked("mine", config, ["a"])
+    assert (found.prompt, found.instructions) == ("a", instructions)
 
 
 @pytest.mark.usefixtures("home_folder")
