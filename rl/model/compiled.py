@@ -47,12 +47,13 @@ def compiled(source: Path, **defined: int) -> ctypes.CDLL:
 
 @cache
 def attempted(source: Path, **defined: int) -> ctypes.CDLL | Exception:
-    """What came of it, once a process. Of an error a copy: one that was raised holds all frames that it has passed, and
-    the models in them."""
+    """What came of it, once a process. An error is kept without the frames that it has passed, and the models in them;
+    a copy would have them where Dask is loaded, whose tblib has exceptions copied whole."""
     try:
         return _kept(source, **defined)
     except (NoCompilerError, ValueError, OSError) as error:
-        return copy(error)
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
 
 
 def _kept(source: Path, **defined: int) -> ctypes.CDLL:
@@ -127,10 +128,12 @@ def in_parts(
     def part(first: int, last: int, _: object = tensors) -> int:
         return function(first, last, *given)
 
-    others = [
-        _threads(os.getpid(), max(1, torch.get_num_threads() - 1)).submit(part, *each) for each in pairwise(between[1:])
-    ]
-    said = {part(*between[:2]), *(other.result() for other in others)}
+    if len(between) == 2:
+        said = {part(*between)}
+    else:
+        threads = _threads(os.getpid(), max(1, torch.get_num_threads() - 1))
+        others = [threads.submit(part, *each) for each in pairwise(between[1:])]
+        said = {part(*between[:2]), *(other.result() for other in others)}
     if 1 in said:
         raise MemoryError("no memory for the scores of a row")
     if 2 in said:
