@@ -99,11 +99,8 @@ void normalize(int64_t rows, int64_t width, const float *given, const float *wei
 void gate(int64_t rows, int64_t width, const float *given, float *out)
 {
     for (; rows; rows--, given += 2 * width, out += width)
-        for (int64_t i = 0; i < width; i++) {
-            float power = exponential(-fabsf(given[i]));
-            float passed = given[i] * ((given[i] < 0 ? power : 1.0f) / (1.0f + power));
-            out[i] = passed * given[width + i];
-        }
+        for (int64_t i = 0; i < width; i++)
+            out[i] = silu(given[i]) * given[width + i];
 }
 
 /* [B, K * R * D] of the rows from `first` to `last`, by queries [B, K * R * D], keys and values [B, K * D], whose rows

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rl.model.attention import Seen
 from rl.model.compiled import ADDRESS, NUMBER, REAL, bounds, compiled, in_parts
+from rl.model.cpu_linear import CpuLinear, pays
 from rl.model.lean import gated
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -30,6 +31,7 @@ class CpuKernels:
     def __init__(self, size: int, share: int) -> None:
         """Raises what `compiled` raises."""
         library = compiled(SOURCE, SIZE=size, SHARE=share)
+        self.linear = CpuLinear() if pays() else None
         self._normalize = library.normalize
         self._normalize.argtypes = (NUMBER, NUMBER, ADDRESS, ADDRESS, REAL, ADDRESS)
         self._normalize.restype = None

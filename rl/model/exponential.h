@@ -24,6 +24,12 @@ static inline float exponential(float x)
     return x < -87.0f ? 0.0f : sum * power.number;
 }
 
+static inline float silu(float x)
+{
+    float power = exponential(-fabsf(x));
+    return x * ((x < 0 ? power : 1.0f) / (1.0f + power));
+}
+
 /* The largest of scores, as many as a multiple of LANES: of the others, if some are no numbers. */
 static inline float largest_of(const float *scores, int64_t padded)
 {

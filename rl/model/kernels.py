@@ -28,6 +28,7 @@ DTYPES: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16)
 TRIED: Sequence[int] = (1, MOST // 2, MOST, 2 * MOST)
 PREFILLS = False
 rms_norm = F.rms_norm  # one kernel already
+linear = None
 
 
 def attend(

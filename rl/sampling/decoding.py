@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl.model.head import head_logits
+from rl.model.lean import LeanDecoder
 from rl.model.policy import Policy
 from rl.sampling.choice import Choice
 
@@ -18,9 +19,9 @@ from rl.sampling.choice import Choice
 TO_THE_LETTER = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 
 
-def scaled_logits(policy: Policy, hidden: Tensor, temperature: float) -> Tensor:
+def scaled_logits(policy: Policy, hidden: Tensor, temperature: float, lean: LeanDecoder | None) -> Tensor:
     """[B, V] logits over the temperature, of hidden states [B, H]."""
-    scores = head_logits(policy.model, hidden)
+    scores = head_logits(policy.model, hidden) if lean is None else lean.logits(hidden)
     return scores if temperature == 1 else scores.div_(temperature)
 
 

@@ -112,7 +112,7 @@ class Rows:
         each = [draw.noise is None for draw in draws[first:]]
         greedy = each[0] if len(set(each)) == 1 else torch.tensor(each, device=hidden.device)
         token, logprobs = chosen(
-            scaled_logits(policy, hidden, temperature), greedy, self.noise[rows, drawn], self.choice
+            scaled_logits(policy, hidden, temperature, self.lean), greedy, self.noise[rows, drawn], self.choice
         )
         self.tokens[rows, drawn] = token
         self.logprobs[rows, drawn] = logprobs

@@ -182,7 +182,9 @@ class Strides:
         now = drawn.clamp(max=self._own - 1)[:, None]
         greedy = self._greedy[:B] if shape.drawn and shape.greedy else shape.greedy
         token, logprob = chosen(
-            scaled_logits(self._policy, hidden, self._temperature), greedy, rows.noise[:B].gather(1, now)[:, 0]
+            scaled_logits(self._policy, hidden, self._temperature, rows.lean),
+            greedy,
+            rows.noise[:B].gather(1, now)[:, 0],
         )
         for kept, new in ((rows.tokens[:B], token), (logprobs, logprob)):
             kept.scatter_(1, now, torch.where(goes, new, kept.gather(1, now)[:, 0])[:, None])

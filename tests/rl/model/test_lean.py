@@ -94,7 +94,7 @@ def test_it_draws_what_transformers_decoder_draws(name: str, tokenizer: PreTrain
 
 
 @pytest.mark.usefixtures("matrices")
-@pytest.mark.parametrize("how", ["loaded", "replaced", "one written to"])
+@pytest.mark.parametrize("how", ["loaded", "replaced", "one written to", "the head"])
 def test_weights_that_change_are_followed_at_once(how: str, tokenizer: PreTrainedTokenizerBase) -> None:
     policy = made("qwen3", tokenizer)
     slots = Slots(policy)
@@ -108,6 +108,9 @@ def test_weights_that_change_are_followed_at_once(how: str, tokenizer: PreTraine
         case "replaced":
             projection = policy.model.model.layers[1].self_attn.k_proj
             projection.weight = nn.Parameter(projection.weight + 0.1)
+        case "the head":
+            with torch.no_grad():
+                policy.model.lm_head.weight.mul_(1.1)
         case _:
             with torch.no_grad():
                 policy.model.model.layers[0].mlp.up_proj.weight.add_(0.1)
