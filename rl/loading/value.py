@@ -10,6 +10,7 @@ from rl.config import PolicyConfig
 from rl.loading.policy import load_policy
 from rl.model.policy import read_weights
 from rl.model.skeleton import on_meta, settings_of
+from rl.model.tied import named_weights
 from rl.model.value import ValueModel, value_model
 
 
@@ -28,12 +29,7 @@ def load_value_model(
     plain = on_meta(settings_of(path))
     own_head: nn.Module = plain.get_output_embeddings()  # type: ignore[no-untyped-call]
     head = {id(each) for each in own_head.parameters()}
-    expected: dict[str, Tensor] = {}
-    seen = set[int]()
-    for name, value in plain.state_dict(keep_vars=True).items():
-        if id(value) not in seen:  # else it is tied to one before it
-            expected[name] = value
-        seen.add(id(value))
+    expected = named_weights(plain)
     # transformers makes the model with its own head, which is replaced
     lacking = {name: torch.zeros(value.shape) for name, value in expected.items() if id(value) in head}
     decoder = {name: value for name, value in own.items() if name in expected and name not in lacking}

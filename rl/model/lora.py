@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rl.lora_config import LoraConfig
 from rl.model.rounding import rounded
+from rl.model.tied import named_weights
 
 BASE = "base.json"
 ADAPTERS = "adapter_model.safetensors"  # as peft calls it
@@ -122,15 +123,12 @@ def base_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     where they are wider; no copy where they are as they should be."""
     found: dict[str, Tensor] = {}
     types = rounded(model, dtype)
-    seen = set[tuple[int, torch.Size]]()
-    for name, value in model.state_dict().items():
-        key = value.data_ptr(), value.shape
-        if key in seen or ".lora_A." in name or ".lora_B." in name:
+    for name, value in named_weights(model).items():
+        if ".lora_A." in name or ".lora_B." in name:
             continue
-        seen.add(key)
         own = name.replace(".base_layer.", ".")
         wider = value.is_floating_point() and value.dtype.itemsize > types(own).itemsize
-        found[own] = value.to("cpu", types(own) if wider else value.dtype).contiguous()
+        found[own] = value.detach().to("cpu", types(own) if wider else value.dtype).contiguous()
     return found
 
 

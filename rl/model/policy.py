@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
@@ -19,6 +19,7 @@ from rl.model.lora import ADAPTERS, Base, adapters_of, base_weights, save_lora
 from rl.model.parking import ModelMemory
 from rl.model.prompting import Tool, prompt_tokens, turn_end
 from rl.model.rounding import Types, all_in, rounded
+from rl.model.tied import named_weights
 from rl.records import Instructions
 
 # parameters: what a smaller model multiplies takes less time on a CPU than all else
@@ -130,10 +131,11 @@ class Policy:
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters and buffers by name, those that are tied once; of adapters these alone, by peft's names."""
-        if self.base is not None:
-            return {name: value.detach() for name, value in adapters_of(self.model).items()}
-        tied = tied_names(self.model)
-        return {name: value.detach() for name, value in self.model.state_dict().items() if name not in tied}
+        return {name: value.detach() for name, value in self._parameters.items()}
+
+    @property
+    def _parameters(self) -> Mapping[str, Tensor]:
+        return named_weights(self.model) if self.base is None else adapters_of(self.model)
 
     def types(self, dtype: torch.dtype) -> Types:
         """Those of `weights` in a copy that is rounded to ``dtype``."""
@@ -145,11 +147,11 @@ class Policy:
         Raises:
             ValueError: names or shapes differ from the model's; nothing was changed then.
         """
-        parameters = self.model.state_dict(keep_vars=True) if self.base is None else adapters_of(self.model)
+        parameters = self._parameters
         for name, value in weights.items():
             if name not in parameters or parameters[name].shape != value.shape:
                 raise ValueError(f"tensor {name} does not fit the model in memory")
-        if left := set(parameters) - tied_names(self.model) - set(weights):
+        if left := set(parameters) - set(weights):
             raise ValueError(f"no weights for {min(left)} and {len(left) - 1} more")
         with torch.no_grad():
             for name, value in weights.items():
@@ -249,15 +251,3 @@ def save_tokenizer(policy: Policy, folder: Path) -> None:
         settings.eos_token_id = list(policy.ends) if len(policy.ends) > 1 else policy.ends[0]
         # the rest as it was loaded: save_pretrained refuses what it would only warn of when loading
         settings.to_json_file(folder / GENERATION_CONFIG_NAME)
-
-
-def tied_names(model: nn.Module) -> set[str]:
-    """Names in the state dict that share their storage with an earlier name (tied embeddings)."""
-    seen: set[tuple[int, torch.Size]] = set()
-    tied = set()
-    for name, value in model.state_dict(keep_vars=True).items():
-        key = (value.data_ptr(), value.shape)
-        if key in seen:
-            tied.add(name)
-        seen.add(key)
-    return tied
