@@ -11,14 +11,13 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from rl.config import PolicyConfig
 from rl.loading.parity import require_parity
+from rl.loading.pretrained import pretrained, unloadable
 from rl.lora_config import OtherBaseError
-from rl.model.head import attention_for
 from rl.model.lora import Base, add_adapters, base_digest, read_base
-from rl.model.memory import NoRoomError, return_freed, room_for
+from rl.model.memory import room_for
 from rl.model.narrow import compute_in, widen_buffers
 from rl.model.policy import (
     DTYPES,
-    LARGE,
     Policy,
     UnknownModelError,
     choose_device,
@@ -29,7 +28,7 @@ from rl.model.policy import (
     read_weights,
 )
 from rl.model.rounding import rounded
-from rl.model.skeleton import on_meta
+from rl.model.skeleton import on_meta, settings_of
 from rl.model.tokenizer import read_tokenizer
 from rl.model.unloadable import reason
 
@@ -65,42 +64,25 @@ def load_policy(
     lora = config.lora.rank > 0
     was = None if adapters is None else read_base(adapters)
     beside = str(adapters or path)
-    load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its type leaves out that it can return a pair
-    try:
-        # neither code nor pickles of a model run here: a folder may come from anywhere
+    with unloadable(f"policy.model {path!r} cannot be loaded"):
         tokenizer = read_tokenizer(beside)
-        settings = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        settings = settings_of(path)
         dtype = choose_dtype(config.dtype, device, lambda: on_meta(settings).num_parameters())
         least = torch.float32 if master else own_dtype(settings) if whole else dtype
         kept = _kept(config, dtype, was) if lora else torch.promote_types(least, dtype)
-        given: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
+        kind, given = transformers.AutoModelForCausalLM, None
         if handed := weights is not None and not lora:
             # by its class, which takes weights from memory and draws no random ones first
-            load = _class_of(settings).from_pretrained
-            given = {"state_dict": copied_weights(weights or {}, rounded(on_meta(settings), kept))}
+            kind, given = _class_of(settings), copied_weights(weights or {}, rounded(on_meta(settings), kept))
         helps = () if lora or not master else ("policy.lora 16 with policy.lora.base bfloat16",)
-        with room_for(f"policy.model {path!r}", torch.device("cpu"), helps):
-            model, loading = load(
-                None if handed else path,
-                config=settings,
-                dtype=kept,
-                attn_implementation=attention_for(settings),
-                output_loading_info=True,
-                **given,
-            )
+        model, missing = pretrained(kind.from_pretrained, path, settings, kept, device, helps, given)
         if (handed or adapters is not None) and Path(beside, GENERATION_CONFIG_NAME).is_file():
             model.generation_config = transformers.GenerationConfig.from_pretrained(beside)
-    except (UnknownModelError, NoRoomError):  # say themselves what is wrong
-        raise
-    except Exception as error:
-        raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {reason(error)}") from error
-    if missing := sorted(loading["missing_keys"]):
+    if missing:
         # transformers fills them with random numbers and goes on
         raise UnknownModelError(f"policy.model {path!r}: no weights for {missing[0]} and {len(missing) - 1} more")
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers puts them in where it finds them
         raise UnknownModelError(f"policy.model {path!r}: has adapters of its own; merge them into it first")
-    if device.type == "cpu" and model.num_parameters() >= LARGE:
-        return_freed()
     base = freeze(model, path, config, dtype, was, master=master) if lora else None
     with room_for(f"policy.model {path!r}", device, helps):
         model.to(device)

@@ -6,7 +6,6 @@ of either kind is taken, and made.
 
 import weakref
 from types import MethodType
-from typing import Any
 
 import torch
 import transformers
@@ -14,12 +13,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rl.config import PolicyConfig
-from rl.model.head import attention_for
-from rl.model.memory import NoRoomError, return_freed, room_for
-from rl.model.policy import LARGE, Policy, UnknownModelError, choose_device, choose_dtype, own_dtype
-from rl.model.skeleton import on_meta
+from rl.loading.pretrained import pretrained, unloadable
+from rl.model.memory import room_for
+from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype, own_dtype
+from rl.model.skeleton import on_meta, settings_of
 from rl.model.tokenizer import read_tokenizer
-from rl.model.unloadable import reason
 
 HEAD = "score"  # as transformers calls it
 
@@ -36,32 +34,17 @@ def load_reward_model(path: str, config: PolicyConfig, *, master: bool = False, 
         NoRoomError: it does not fit into the device's memory.
     """
     device = choose_device(config.device)
-    load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
-    try:
+    with unloadable(f"policy.model {path!r} cannot be loaded as a reward model"):
         tokenizer = read_tokenizer(path)
-        settings = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, num_labels=1)
+        settings = settings_of(path, num_labels=1)
         dtype = choose_dtype(config.dtype, device, lambda: on_meta(settings).num_parameters())
-        least = torch.float32 if master else own_dtype(settings)
-        with room_for(f"policy.model {path!r}", torch.device("cpu")):
-            model, loading = load(
-                path,
-                config=settings,
-                dtype=torch.promote_types(least, dtype),
-                attn_implementation=attention_for(settings),
-                output_loading_info=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-            )
-    except NoRoomError:  # says itself what is wrong
-        raise
-    except Exception as error:
-        raise UnknownModelError(f"policy.model {path!r} cannot be loaded as a reward model: {reason(error)}") from error
-    missing = sorted(name for name in loading["missing_keys"] if not (fresh and name.startswith(HEAD)))
+        kept = torch.promote_types(torch.float32 if master else own_dtype(settings), dtype)
+        load = transformers.AutoModelForSequenceClassification.from_pretrained
+        model, missing = pretrained(load, path, settings, kept, device)
+    missing = [name for name in missing if not (fresh and name.startswith(HEAD))]
     if missing:
         what = "is no reward model: it has" if missing[0].startswith(HEAD) else "has"
         raise UnknownModelError(f"policy.model {path!r} {what} no weights for {missing[0]}")
-    if device.type == "cpu" and model.num_parameters() >= LARGE:
-        return_freed()
     with room_for(f"policy.model {path!r}", device):
         model.to(device)
     return _with_head(Policy(model, tokenizer, device, dtype), path, fresh=fresh)

@@ -29,9 +29,9 @@ def skeleton(model: str) -> PreTrainedModel:
         raise UnknownModelError(f"policy.model {model!r} cannot be loaded: {reason(error)}") from error
 
 
-def settings_of(model: str) -> Any:
-    """The configuration of a hub id or a folder."""
-    return transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
+def settings_of(model: str, **changes: Any) -> Any:
+    """The configuration of a hub id or a folder, with changes."""
+    return transformers.AutoConfig.from_pretrained(model, trust_remote_code=False, **changes)
 
 
 def on_meta(settings: Any) -> PreTrainedModel:
