@@ -104,3 +104,13 @@ def test_in_a_merged_model_it_is_as_in_the_base(name: str, tmp_path: Path) -> No
     save_file(merged, tmp_path / "merged" / "model.safetensors", {"format": "pt"})
     trainer.model.config.save_pretrained(tmp_path / "merged")
     require_fine(AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.bfloat16).state_dict())
+
+
+def test_a_generator_with_adapters_keeps_it_too(tmp_path: Path) -> None:
+    [architecture] = [one for one in ARCHITECTURES if one.name == "ERNIE 4.5 MoE"]
+    tokenizer = build_tokenizer()
+    path = saved(tmp_path, build(architecture, len(tokenizer)), tokenizer)
+    plain, adapted = (load_policy(path, narrow(lora)).model for lora in (None, LoraConfig(rank=2)))
+    types = {name.replace(".base_layer.", "."): parameter.dtype for name, parameter in adapted.named_parameters()}
+    assert types.items() >= {name: parameter.dtype for name, parameter in plain.named_parameters()}.items()
+    assert set(types.values()) == {torch.float32, torch.bfloat16}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -19,6 +20,7 @@ from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import pack, rows_of
 from rl.loading.policy import load_policy
 from rl.lora_config import LoraConfig, OtherBaseError
+from rl.model.activations import kept_of_row
 from rl.model.lora import adapters_of, draw_adapters
 from rl.model.policy import Policy, UnknownModelError, save_policy
 from rl.records import Batch, Problem
@@ -210,3 +212,14 @@ def test_weights_of_another_model_do_not_fit(path: str) -> None:
     with pytest.raises(ValueError, match="no weights for"):
         policy.load_weights({first: policy.weights()[first]})
     assert replace(policy, base=None).weights().keys() > {"model.embed_tokens.weight"}
+
+
+def test_of_a_wide_base_a_pass_keeps_no_wider_activations_for_adapters(path: str) -> None:
+    """Autocast would only narrow them again."""
+    given = config(base="float32").model_copy(update={"dtype": "bfloat16"})
+    policy = load_policy(path, given, master=True, check=False)
+    kept = kept_of_row(policy, 16)
+    for module in policy.model.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = True
+    assert kept < kept_of_row(policy, 16)

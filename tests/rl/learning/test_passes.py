@@ -96,6 +96,18 @@ def test_what_a_long_row_keeps_is_known_from_short_ones(name: str, make_policy: 
     assert passes._kept_at(policy, 1024) == pytest.approx(whole / 1024, rel=0.02)
 
 
+def test_in_blocks_a_position_keeps_the_same_however_long_its_row(make_policy: Make) -> None:
+    policy = make_policy()
+    of_blocks = [passes._kept_at(policy, length, blocks=True) for length in (1_000, 100_000)]
+    assert of_blocks[0] == of_blocks[1] < passes._kept_at(policy, 1_000) < passes._kept_at(policy, 100_000) / 10
+
+
+def test_copies_of_weights_are_not_kept_of_positions(make_policy: Make) -> None:
+    policy = replace(make_policy("llama"), dtype=torch.bfloat16)
+    one, two = (activations.kept_of_row(policy, length) for length in (8, 16))
+    assert one == pytest.approx(two, rel=0.05)
+
+
 def test_a_sequence_longer_than_a_pass_counts_whole(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy("gemma2")
     wanted = Passes(1024, False)

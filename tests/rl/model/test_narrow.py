@@ -9,12 +9,14 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.learning.packing import pack, rows_of
 from rl.loading.parity import measure
 from rl.loading.policy import load_policy
 from rl.model.lora import adapters_of, merged_weights
+from rl.model.narrow import compute_in
 from rl.model.policy import Policy, UnknownModelError, save_base, save_policy
 from tests.bench.architectures import ARCHITECTURES, Architecture, build
 from tests.rl.architectures import REFUSED, each_of
@@ -96,3 +98,20 @@ def test_merged_and_in_peft_it_is_what_was_trained(name: str, pair: Pair, tmp_pa
     ):
         gap = (logits(model).log_softmax(-1) - expected).abs().max()
         assert gap < 2e-6 * expected.abs().max()  # rounding of float32
+
+
+class OwnTable(nn.Embedding):
+    """Of a class that is not known, so that it is given no weights narrower than what it makes."""
+
+
+def test_a_weight_of_two_modules_of_which_one_cannot_have_it_narrow_is_widened(
+    build_small: Callable[..., PreTrainedModel],
+) -> None:
+    expected, model = build_small("qwen3"), build_small("qwen3").bfloat16()
+    for parameter in expected.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    table = model.get_input_embeddings()
+    table.__class__ = OwnTable
+    compute_in(model, torch.float32)
+    assert model.get_output_embeddings().weight is table.weight
+    assert (logits(model) - logits(expected)).abs().max() < 1e-5

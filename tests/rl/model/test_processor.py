@@ -1,8 +1,10 @@
 """What a processor is measured to do, and that it is measured once."""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,18 @@ def test_what_cannot_be_read_or_kept_is_measured_again(
     kept.parent.touch()
     processor.fast_at_bfloat16.cache_clear()
     assert processor.fast_at_bfloat16() == pays
+
+
+def test_what_another_process_measures_meanwhile_is_waited_for(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = f"{processor.processor()}, torch {torch.__version__}"
+    monkeypatch.setattr(processor, "_speed", lambda _: pytest.fail("measured twice"))
+    with ThreadPoolExecutor(1) as pool, kept.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        asked = pool.submit(processor.fast_at_bfloat16)
+        wait([asked], 0.2)
+        kept.write_text(json.dumps({machine: 4.0}))
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert asked.result(10)
 
 
 def test_a_pipe_in_its_place_is_not_waited_for(kept: Path) -> None:

@@ -1,6 +1,8 @@
 """Sequences that enter, leave, are taken back and gone on with: each draws what it draws alone."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl.model.policy import Policy
+from rl.sampling import engine as engine_module
 from rl.sampling.engine import Engine
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import uniforms
-from rl.sampling.scheduling import Draw
+from rl.sampling.scheduling import Draw, Scheduler
 from rl.sampling.slots import Slots
 from tests.rl.sampling.test_sampler import ARCHITECTURES
 
@@ -92,6 +95,15 @@ def test_prompts_are_shared_where_attention_allows_it_and_repeated_elsewhere(
     check_same(draws, expected)
 
 
+def test_prompts_are_repeated_where_a_layer_attends_by_itself_though_it_adds_nothing_yet(make_policy: Make) -> None:
+    policy = make_policy()
+    attention = policy.model.get_decoder().layers[1].self_attn  # type: ignore[no-untyped-call]
+    attention.config = deepcopy(attention.config)  # which nobody sets to `rl.model.attention.NAME`
+    with torch.no_grad():
+        attention.o_proj.weight.zero_()
+    assert not Slots(policy).share
+
+
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_what_is_taken_back_goes_on_elsewhere_as_if_nothing_had_happened(
@@ -157,6 +169,24 @@ def test_longer_ones_that_are_added_later_get_room(make_policy: Make) -> None:
     check_same([draw], [other])
 
 
+def test_rows_are_made_anew_for_twice_as_many(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Counted(Rows):
+        def __init__(self, policy: Policy, slots: Slots, rows: int, *given: Any) -> None:
+            asked.append(rows)
+            super().__init__(policy, slots, rows, *given)
+
+    monkeypatch.setattr(engine_module, "Rows", Counted)
+    engine = made(make_policy())
+    for more in (2, 1, 1):
+        for _ in range(more):
+            engine.add([5, 9], LIMIT)
+        engine.step()
+    assert asked == [2, 4]
+    assert len(engine.schedule.rows) == 4
+
+
 def test_weights_that_change_between_two_tokens_count_from_the_next_one_on(make_policy: Make) -> None:
     policy, other = make_policy(seed=0), make_policy(seed=1)
     weights = {name: value.clone() for name, value in other.weights().items()}
@@ -218,6 +248,27 @@ def test_greedy_ones_run_beside_drawn_ones(make_policy: Make) -> None:
     run(engine)
     check_same(together, apart)
     assert together[0].tokens.tolist() != together[1].tokens.tolist()
+
+
+def test_memory_that_runs_out_once_for_each_sequence_ends_none(
+    make_policy: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make_policy()
+    engine, alone = made(policy, 1), made(policy)
+    draws, expected = ([each.add([5, 9], 3) for _ in range(3)] for each in (engine, alone))
+    run(alone)
+    decode, failed = Rows.decode, set[int]()
+
+    def once(rows: Rows, policy: Policy, schedule: Scheduler) -> Tensor:
+        if (number := schedule.rows[0].number) not in failed:
+            failed.add(number)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return decode(rows, policy, schedule)
+
+    monkeypatch.setattr(Rows, "decode", once)
+    run(engine)
+    assert failed == {0, 1, 2}
+    check_same(draws, expected)
 
 
 def test_memory_that_runs_out_when_a_sequence_ends_carries_it_no_further(

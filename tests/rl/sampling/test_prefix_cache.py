@@ -11,7 +11,7 @@ from rl.model.policy import Policy
 from rl.sampling import prefill, prefix_cache
 from rl.sampling.engine import Engine
 from rl.sampling.prefill import Prefill
-from rl.sampling.prefix_cache import PrefixCache, SamplerMemory
+from rl.sampling.prefix_cache import CachedPrompt, PrefixCache, SamplerMemory
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 from tests.rl.sampling.test_engine import check_same, run
@@ -170,6 +170,25 @@ def test_the_oldest_go_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) ->
     assert [one is not None for one in found] == [False, False, True, True]
     assert kept.nbytes == 0
     kept.put((1,), np.arange(50), lambda: layers(49))  # that does not fit at all
+    assert kept.nbytes == 0
+
+
+def test_what_is_kept_already_takes_no_room_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = PrefixCache()
+    monkeypatch.setattr(prefix_cache, "spare_bytes", lambda _: 4 * 10 * ROW - kept.nbytes)
+    for tokens in (np.arange(9), np.arange(3)):  # one after the other, eight positions and two
+        kept.follow(1, torch.device("cpu"))
+        kept.put((1,), tokens, lambda tokens=tokens: layers(len(tokens) - 1))  # type: ignore[misc]
+    assert kept.nbytes == 10 * ROW
+
+
+def test_prompts_that_have_no_room_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = PrefixCache()
+    monkeypatch.setattr(prefix_cache, "spare_bytes", lambda _: 4 * 10 * ROW)
+    kept.follow(1, torch.device("cpu"))
+    for first in (1, 2):
+        kept.put_prompt((first,), lambda: CachedPrompt(layers(8), torch.zeros(4)))
+    assert kept.prompt((1,)) is kept.prompt((2,)) is None
     assert kept.nbytes == 0
 
 

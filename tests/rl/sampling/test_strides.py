@@ -91,6 +91,20 @@ def test_what_is_taken_back_from_them_goes_on_elsewhere(policy: Policy, expected
     check_same(draws, expected)
 
 
+def test_a_row_that_was_never_used_is_computed_and_dropped(make_policy: Make) -> None:
+    """Places keep it empty: there are two, a half of what four rows would need of sixteen completions' prompts."""
+    policy, found = make_policy(), []
+    for strides in (True, False):
+        engine = made(policy, 4, strides=strides)
+        prompts = [[5], [5], [6], [7], *([[8]] * 12)]
+        noise = uniforms(0, 0, [0], len(prompts), 4)
+        found.append([engine.add(prompt, 4, row) for prompt, row in zip(prompts, noise, strict=True)])
+        engine.step()
+        assert (len(engine.schedule.rows), engine.schedule.most_rows) == (3, 4)
+        run(engine)
+    check_same(*found)
+
+
 def test_weights_that_change_between_two_strides_count_from_the_next_one_on(make_policy: Make) -> None:
     policy, other = make_policy(seed=0), make_policy(seed=1)
     weights = {name: value.clone() for name, value in other.weights().items()}
