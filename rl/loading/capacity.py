@@ -19,7 +19,8 @@ from rl.model.narrow import compute_in
 from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
 from rl.model.skeleton import META, skeleton
 from rl.model.tiny import build_tokenizer
-from rl.sampling.slots import DRAWN_BYTES, position_bytes
+from rl.sampling.backend import position_bytes
+from rl.sampling.slots import DRAWN_BYTES
 
 PROBE = 64  # positions of the pass that tells what one keeps; of longer ones attention on the meta device keeps more
 USUAL = 1024  # positions of a sequence

@@ -1,7 +1,7 @@
 """The engine: sequences in slots. Finished ones leave, waiting ones enter, and each draws what it would draw alone.
 
 A step draws one token for every sequence that runs. Those that enter are prefilled first, a prompt once for all of its
-sequences; the others give their last token to the model. With `Slots.strides` a step draws several tokens, or one of
+sequences; the others give their last token to the model. With `Backend.strides` a step draws several tokens, or one of
 those that enter. So a token's log-prob is that of the weights at its step, and sequences may be taken back between two
 steps and gone on with here or elsewhere. The weights may be written to between two steps (`swapped`): what was drawn
 stays, with the version that drew it.
@@ -52,7 +52,8 @@ class Engine:
         """
         self.policy = policy
         self.version = version
-        self.slots = (slots or Slots(policy)).for_lease()
+        self.slots = slots or Slots(policy)
+        self.slots.begin_lease()
         self.temperature = temperature
         self.ends = torch.tensor(ends, dtype=torch.int64, device=policy.device)
         self.stops = StopStrings(policy, stop) if stop else None
@@ -186,8 +187,7 @@ class Engine:
         self._follow()
         if self._added_since and schedule.waiting:
             self._make_room()
-        rows = self._rows
-        if rows is None:
+        if (rows := self._rows) is None:
             return
         strides = self._strides
         hidden = [rows.decode(self.policy, schedule)] if schedule.rows and strides is None else []

@@ -12,27 +12,29 @@ from torch import Tensor
 
 from rl.model.attention import Grid
 from rl.model.policy import Policy
+from rl.sampling.backend import Backend
 from rl.sampling.cache import SlotCache, move, run
 from rl.sampling.decoding import StopStrings, chosen, scaled_logits
 from rl.sampling.prefill import Prefill, prefilled
 from rl.sampling.prefix_cache import CachedPrompt, PrefixCache
 from rl.sampling.scheduling import Draw, Move, Scheduler
-from rl.sampling.slots import Slots
 
 
 class Rows:
     """What is known of the first B rows and M places. `drawn` is kept on both sides, so that nobody waits for it."""
 
     def __init__(
-        self, policy: Policy, slots: Slots, rows: int, places: int, prompt: int, own: int, kept: PrefixCache | None
+        self, policy: Policy, backend: Backend, rows: int, places: int, prompt: int, own: int, kept: PrefixCache | None
     ) -> None:
         device = policy.device
-        self.lean = slots.lean
-        self.choice = slots.choice
-        self.reads_what_is_seen = slots.lean is not None and slots.lean.kernels is not None  # however many positions
+        self.lean = backend.lean
+        self.choice = backend.choice
+        self.reads_what_is_seen = (
+            backend.lean is not None and backend.lean.kernels is not None
+        )  # however many positions
         dense = not self.reads_what_is_seen
-        self.cache = SlotCache(rows, places, own, prompt, share=slots.share, grows=slots.grows, dense=dense)
-        self.kept = kept if slots.share else None  # what rows may begin with
+        self.cache = SlotCache(rows, places, own, prompt, share=backend.share, grows=backend.grows, dense=dense)
+        self.kept = kept if backend.share else None  # what rows may begin with
         self.tokens = torch.zeros((rows, own), dtype=torch.int64, device=device)
         self.logprobs = torch.zeros((rows, own), device=device)
         self.noise = torch.zeros((rows, own), device=device)

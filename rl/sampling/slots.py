@@ -1,55 +1,32 @@
-"""How many sequences are decoded at once, as the memory for their keys and values allows, and in which way."""
+"""How many sequences are decoded at once, as the memory for their keys and values allows."""
 
 import bisect
 import logging
 import math
 
-import torch
-from torch import Tensor
-
-from rl.compiler import NoCompilerError
-from rl.model.attention import Grid, NotSharedError
-from rl.model.cpu_kernels import CpuKernels
-from rl.model.head import attention_of
-from rl.model.lean import Kernels, LeanDecoder
-from rl.model.memory import NoRoomError, is_out_of_memory, spare_bytes
+from rl.model.memory import NoRoomError, spare_bytes
 from rl.model.policy import Policy
-from rl.model.trial import states_apart, states_tolerance
-from rl.model.unloadable import reason
-from rl.sampling.cache import SlotCache, run
-from rl.sampling.choice import Choice
-from rl.sampling.kernel_trial import refusal
-from rl.sampling.prefill import Prefill, prefilled
+from rl.sampling.backend import Backend
 
 logger = logging.getLogger(__name__)
 
-PROBED = 3  # tokens of the prompt by which decoding is tried
 DRAWN_BYTES = 16  # of a logit while a token is drawn: it, the softmax, its probabilities, and the sums of these
 CALM = 16  # leases without an error, after which twice as many sequences are tried again
 
 
-class Slots:
-    """How many sequences are worked on at once: as many as fit into memory, fewer once it has run out."""
+class Slots(Backend):
+    """A backend that works on so many sequences at once as fit into memory, on fewer once it has run out."""
 
     def __init__(
         self, policy: Policy, budget: float | None = None, most: int | None = None, strides: bool | None = None
     ) -> None:
-        """`budget`: bytes for keys, values and logits; None asks the device each time. `most`: sequences at once.
-        `strides`: decode in steps of a fixed shape, see `rl.sampling.strides`; None does on CUDA."""
-        self.strides = policy.device.type == "cuda" if strides is None else strides
-        self.graphs = policy.device.type == "cuda"  # whether strides are captured; False once that is not possible
+        """`budget`: bytes for keys, values and logits; None asks the device each time. `most`: sequences at once."""
+        super().__init__(policy, strides)
         self._policy = policy
         self._budget = budget
         self._most = most
         self._limit: int | None = None  # sequences at once, since memory has run out
         self._calm = 0  # leases since then
-        plain, probed = _probe(policy, share=False)
-        self.grows = policy.device.type == "cpu" and not self.strides  # keys and values, see `KeyValues`
-        self._position = _position_bytes(probed, grows=self.grows)
-        self.share = _agrees(policy, plain)
-        # the decoder to use, if not the model's
-        self.lean = _lean(policy, plain) if self.share and LeanDecoder.takes(policy.model) else None
-        self.choice = _choice() if policy.device.type == "cpu" else None
 
     def capacity(self, count: int, prompts: int, prompt: int, own: int) -> tuple[int, int]:
         """Rows and places for so many sequences behind so many prompts, of at most that many positions each."""
@@ -61,17 +38,16 @@ class Slots:
 
         def fits(rows: int) -> bool:
             positions = rows * (own if self.share else prompt + own) + places(rows) * prompt
-            return bool(positions * self._position + DRAWN_BYTES * rows * self._policy.text.vocab_size <= room)
+            return bool(positions * self.position_bytes + DRAWN_BYTES * rows * self._policy.text.vocab_size <= room)
 
         rows = max(1, bisect.bisect_left(range(1, most + 1), True, key=lambda rows: not fits(rows)))
         return rows, places(rows)
 
-    def for_lease(self) -> "Slots":
-        """Itself, for another lease."""
+    def begin_lease(self) -> None:
+        """Another lease begins."""
         self._calm += 1
         if self._limit is not None and self._calm > CALM:  # others may have used the memory for a while
             self._limit, self._calm = 2 * self._limit, 0
-        return self
 
     def ran_out(self, rows: int, positions: int, *, again: bool) -> None:
         """Memory has run out that was taken for so many rows of so many positions: half as many are worked on from now
@@ -86,85 +62,3 @@ class Slots:
                 f"one sequence of {positions:,} tokens does not fit into the memory of {self._policy.device}: give a "
                 "smaller sampling.max_tokens, a smaller policy.model, or policy.dtype bfloat16"
             )
-
-
-def position_bytes(policy: Policy, device: torch.device) -> int:
-    """What keys and values of one position take, in all layers, if the policy were on that device."""
-    return _position_bytes(_probe(policy, share=False)[1], grows=device.type == "cpu")
-
-
-def _position_bytes(cache: SlotCache, *, grows: bool) -> int:
-    kept = cache.rows.nbytes // cache.rows.positions
-    growing = kept // max(1, len(cache.rows.layers))  # a layer is there twice while it grows
-    return kept + growing if grows else kept
-
-
-@torch.inference_mode()
-def _probe(policy: Policy, *, share: bool, lean: LeanDecoder | None = None) -> tuple[Tensor, SlotCache]:
-    """Hidden states of a token behind a prompt of others, and the cache that they were computed with. Equal tokens
-    would have equal values, of which every attention makes the same."""
-    device = policy.device
-    cache = SlotCache(1, 1, 1, PROBED, share=share, grows=False)
-    token = policy.text.vocab_size // 2  # there, none is special
-    list(prefilled(policy, cache, [Prefill(tuple(range(token, token + PROBED)), 0)], lean))
-    first = torch.zeros(1, dtype=torch.int64, device=device)
-    cache.begin(first, first)
-    behind, positions = first + PROBED, PROBED + 1
-    cache.decode(first if share else behind, 1 if share else positions, Grid.of([0], 1, device), behind, PROBED)
-    return run(policy, cache, first[None] + token + PROBED, behind[:, None], cache.mask, lean), cache
-
-
-def _lean(policy: Policy, plain: Tensor) -> LeanDecoder | None:
-    """A decoder of the model's own results, with kernels for its attention, if they can be had."""
-    lean = LeanDecoder(policy.model)
-    if policy.device.type == "cuda" or (policy.device.type == "cpu" and plain.dtype in CpuKernels.DTYPES):
-        try:
-            kernels = _kernels(policy.device, *lean.heads)
-            found = LeanDecoder(policy.model, kernels)
-            why = refusal(kernels, *lean.heads, plain.dtype, policy.device)
-            if not why and _agrees(policy, plain, found):
-                return found
-            why = why or "with them the model's results are others"
-        except Exception as error:  # no Triton, no compiler of C that they need, a device that it does not know
-            if is_out_of_memory(error):
-                raise
-            why = reason(error)
-            _slower("no kernels for its attention", why, error)
-        else:
-            _slower("no kernels for its attention", why)
-    return lean if _agrees(policy, plain, lean) else None
-
-
-def _choice() -> Choice | None:
-    """What draws tokens on a processor, if it can be had."""
-    try:
-        return Choice()
-    except (NoCompilerError, OSError, ValueError) as error:
-        _slower("none is drawn by compiled code", reason(error), error)
-        return None
-
-
-def _slower(what: str, why: str, error: Exception | None = None) -> None:
-    """Say it; of a compiler, which many do not have, `rlvf doctor` does."""
-    level = logging.INFO if isinstance(error, NoCompilerError) else logging.WARNING
-    logger.log(level, "decoding is slower than it could be here: %s, because %s", what, why)
-
-
-def _kernels(device: torch.device, queries: int, keys: int, size: int) -> Kernels:
-    if device.type == "cpu":
-        return CpuKernels(size, queries // keys)
-    from rl.model import kernels  # Triton is there on CUDA alone
-
-    return kernels
-
-
-def _agrees(policy: Policy, plain: Tensor, lean: LeanDecoder | None = None) -> bool:
-    """Whether attention to a prompt's keys in their place is what the model does: by trying it."""
-    if attention_of(policy.model) != "sdpa":
-        return False  # it does more than scaled dot products, or one cannot know
-    try:
-        shared, cache = _probe(policy, share=True, lean=lean)
-    except (NotSharedError, TypeError, ValueError, AttributeError, KeyError):
-        return False
-    close = states_apart(shared, plain) <= states_tolerance(plain.dtype)
-    return close and cache.shared_layers == set(cache.rows.layers)

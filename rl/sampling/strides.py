@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from rl.model.attention import Grid, columns_of, laid_out
 from rl.model.policy import Policy
+from rl.sampling.backend import Backend
 from rl.sampling.cache import run
 from rl.sampling.decoding import chosen, scaled_logits
 from rl.sampling.rows import Rows
@@ -27,7 +28,6 @@ from rl.sampling.rows import Rows
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 from rl.sampling.scheduling import Scheduler
-from rl.sampling.slots import Slots
 
 STRIDE = 8  # tokens of a row between two looks
 FEWEST = 64  # own positions: shapes of fewer would save nothing
@@ -103,8 +103,8 @@ class Program:
 class Strides:
     """Of one engine's rows, whose tensors stay where they are."""
 
-    def __init__(self, policy: Policy, slots: Slots, rows: Rows, temperature: float, ends: Tensor) -> None:
-        self._policy, self._slots, self._rows = policy, slots, rows
+    def __init__(self, policy: Policy, backend: Backend, rows: Rows, temperature: float, ends: Tensor) -> None:
+        self._policy, self._backend, self._rows = policy, backend, rows
         self._temperature, self._ends = temperature, ends
         count, self._own = rows.tokens.shape[0], rows.tokens.shape[1]
         self._limits = torch.zeros(count, dtype=torch.int64, device=policy.device)
@@ -113,7 +113,7 @@ class Strides:
         self._programs: dict[Shape, Program] = {}
         self._watched: set[tuple[bool, bool]] = set()  # whether some are drawn, and whether some are greedy
         # of all programs: nothing that one makes is needed by the next
-        self._pool = torch.cuda.graph_pool_handle() if slots.graphs else None
+        self._pool = torch.cuda.graph_pool_handle() if backend.graphs else None
 
     def forget(self) -> None:
         """The weights are others, perhaps elsewhere."""
@@ -160,7 +160,7 @@ class Strides:
         self._watched.add(kind)
         if program.waits and self._pool is not None:
             logger.warning("decoding is no graph here, which takes longer: this model waits for %s", program.waits)
-            self._pool, self._slots.graphs = None, False
+            self._pool, self._backend.graphs = None, False
 
     def _step(self, shape: Shape, grid: Grid) -> None:
         """A token of each row, everything where it was: no shape and no branch here follows from what is drawn."""

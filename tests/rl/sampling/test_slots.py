@@ -12,8 +12,8 @@ from rl.config import SamplingConfig
 from rl.model.memory import NoRoomError
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
+from rl.sampling import backend, kernel_trial, slots
 from rl.sampling import engine as engine_module
-from rl.sampling import kernel_trial, slots
 from rl.sampling.cache import KeyValues, SlotCache
 from rl.sampling.engine import Engine
 from rl.sampling.rows import Rows
@@ -33,7 +33,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     def watched(cache: SlotCache, *given: Any, **named: Any) -> Any:
         result = update(cache, *given, **named)
-        if not cache.filling and cache.rows.positions > slots.PROBED + 1:  # no probe
+        if not cache.filling and cache.rows.positions > backend.PROBED + 1:  # no probe
             found.append((cache.nbytes, len(given[0])))
         return result
 
@@ -236,7 +236,10 @@ def test_that_fewer_run_is_said_once_and_twice_as_many_are_tried_again(
     assert [record.message for record in caplog.records] == [
         "memory has run out for 64 completions at once: fewer from now on"
     ]
-    leases = [kept.for_lease().capacity(64, 8, 3, 9)[0] for _ in range(4 * slots.CALM)]
+    leases = []
+    for _ in range(4 * slots.CALM):
+        kept.begin_lease()
+        leases.append(kept.capacity(64, 8, 3, 9)[0])
     assert leases == sorted(leases)
     assert leases[: slots.CALM] == [8] * slots.CALM
     assert leases[-1] == 64
