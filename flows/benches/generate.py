@@ -29,7 +29,7 @@ from rl.model.skeleton import META, skeleton
 from rl.model.tiny import build_model, build_tokenizer
 from rl.model.tokenizer import read_tokenizer
 from rl.problems.made.arithmetic import stream
-from rl.sampling.engine import complete
+from rl.sampling.engine import Engine
 from rl.sampling.sampler import uniforms
 from rl.sampling.slots import Slots
 
@@ -138,7 +138,9 @@ def measure(engine: str, shape: Shape) -> Trial:
 def by_sampler(policy: Policy, prompts: Sequence[Sequence[int]], samples: int, tokens: int) -> int:
     """Tokens that our sampler made, each with its log-prob."""
     noise = uniforms(0, 0, range(len(prompts)), samples, tokens)
-    made = complete(policy, prompts, noise, samples=samples, max_tokens=tokens, slots=slots_of(policy))
+    engine = Engine(policy, slots_of(policy))
+    made = [engine.add(prompts[row // samples], tokens, one) for row, one in enumerate(noise)]
+    engine.run()
     return sum(len(draw.tokens) for draw in made)
 
 

@@ -131,8 +131,7 @@ def _drawn(policy: Policy, prompts: list[list[int]]) -> list[Draw]:
         engine.step()
     for draw in engine.take_back():
         engine.go_on(draw)
-    while engine.busy:
-        engine.step()
+    engine.run()
     return drawn
 
 

@@ -5,11 +5,10 @@ sequences; the others give their last token to the model. With `Backend.strides`
 those that enter. So a token's log-prob is that of the weights at its step, and sequences may be taken back between two
 steps and gone on with here or elsewhere. The weights may be written to between two steps (`swapped`): what was drawn
 stays, with the version that drew it.
-
-Legend: P prompts, G completions of each, T tokens of a completion at most.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,6 +30,18 @@ def no_swap() -> None:
 def to_the_end() -> bool:
     """No completion is given up before it is over."""
     return False
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is called between two steps of an engine."""
+
+    between_tokens: Callable[[], None] = lambda: None  # before each; what it raises ends the sampling
+    # there too: it may overwrite the weights, and returns their version then; what is drawn by then stays
+    fresh: Callable[[], int | None] = no_swap
+    kv_versions: int = 0  # how many versions older than these keys and values may be, before they are computed again
+    # after each that has drawn tokens: where it says so, completions stay as they are, over or not
+    stop_now: Callable[[], bool] = to_the_end
 
 
 class Engine:
@@ -115,6 +126,19 @@ class Engine:
     def busy(self) -> bool:
         """Whether there is anything left to draw."""
         return bool(self.schedule.rows or self.schedule.waiting)
+
+    def run(self, hooks: Hooks = Hooks()) -> None:  # it is frozen
+        """Draw until all completions are over, or ``hooks`` stop it.
+
+        Raises:
+            NoRoomError: the device has no memory for one sequence.
+        """
+        while self.busy:
+            hooks.between_tokens()
+            if (newer := hooks.fresh()) is not None:
+                self.swapped(newer, hooks.kv_versions)
+            if self.step() and hooks.stop_now():
+                self.take_back()
 
     # -- its weights
 
@@ -240,61 +264,3 @@ class Engine:
         self.schedule.clear()
         self._rows = self._strides = None
         self._added_since = True
-
-
-def complete(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    noise: np.ndarray | None,
-    *,
-    samples: int,
-    max_tokens: int,
-    temperature: float = 1.0,
-    ends: Sequence[int] = (),
-    stop: Sequence[str] = (),
-    between_tokens: Callable[[], None] = lambda: None,
-    slots: Slots | None = None,
-    version: int = 0,
-    fresh: Callable[[], int | None] = no_swap,
-    kv_versions: int = 0,
-    so_far: Sequence[np.ndarray | None] | None = None,
-    stop_now: Callable[[], bool] = to_the_end,
-    kept: PrefixCache | None = None,
-    played: Sequence[bool] | None = None,
-) -> list[Draw]:
-    """[P * G]: ``samples`` completions of each prompt, all of ``max_tokens`` tokens but those that reach an end, and
-    those that were not over when ``stop_now`` said so.
-
-    Args:
-        prompts: [P] of token ids.
-        noise: [P * G, T] uniform numbers; None takes the most likely token.
-        version: of the policy's weights.
-        fresh: called before each step: it may overwrite them, and returns their version then.
-        kv_versions: see `Engine.swapped`.
-        so_far: [P * G] of [t] tokens that completions go on from, without log-probs, ``max_tokens`` at most; None where
-            one is over, which has no tokens then.
-        stop_now: called after each step that has drawn tokens.
-        kept: see `Engine`.
-        played: [P] whether completions go on behind their ends, by turns; None: all may.
-
-    Raises:
-        NoRoomError: the device has no memory for one sequence.
-    """
-    engine = Engine(policy, slots, temperature=temperature, ends=ends, stop=stop, version=version, kept=kept)
-    drawn: list[Draw] = []
-    for row in range(len(prompts) * samples):
-        draw = Draw(tuple(prompts[row // samples]), max_tokens, None if noise is None else noise[row])
-        draw.goes_on = played is None or played[row // samples]
-        given = () if so_far is None else so_far[row]
-        if given is not None and len(given) < max_tokens:
-            engine.go_on(draw, given)
-        elif given is not None:  # what was observed leaves no room
-            draw.give(given)
-        drawn.append(draw)
-    while engine.busy:
-        between_tokens()
-        if (newer := fresh()) is not None:
-            engine.swapped(newer, kv_versions)
-        if engine.step() and stop_now():
-            engine.take_back()
-    return drawn

@@ -7,7 +7,7 @@ Legend: P problems, G completions per problem, T completion tokens.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling.conversation import Conversation, turn_starts
 from rl.sampling.decoding import TO_THE_LETTER, StopStrings
-from rl.sampling.engine import complete, no_swap, to_the_end
+from rl.sampling.engine import Engine, Hooks
 from rl.sampling.prefix_cache import PrefixCache
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
@@ -45,14 +45,11 @@ def sample(
     step: int,
     groups: Sequence[int],
     greedy: bool = False,
-    between_tokens: Callable[[], None] = lambda: None,
     slots: Slots | None = None,
-    fresh: Callable[[], int | None] = no_swap,
-    kv_versions: int = 0,
-    so_far: SoFar | None = None,
-    stop_now: Callable[[], bool] = to_the_end,
-    interface: Interface | None = None,
     kept: PrefixCache | None = None,
+    hooks: Hooks = Hooks(),  # noqa: B008  # it is frozen
+    so_far: SoFar | None = None,
+    interface: Interface | None = None,
 ) -> Rollouts:
     """Draw ``samples`` completions of each problem. The end token or stop string of one is among its tokens, with its
     log-prob, and not in its text.
@@ -61,15 +58,11 @@ def sample(
         version: of the weights that ``policy`` holds, recorded with every token that they draw.
         groups: [P] the problems' numbers within the step: they name the noise.
         greedy: take the most likely token; log-probs are still those of the distribution.
-        between_tokens: called before each step of the engine; what it raises ends the sampling.
         slots: how many sequences are worked on at once, from one call to the next.
-        fresh: called there too: it may overwrite the weights, and returns their version then. What is drawn by then
-            stays.
-        kv_versions: how many versions older than the weights keys and values may be, before they are computed again.
+        kept: keys and values of those that have ended a turn: found there, and left there for the next one.
+        hooks: see `Hooks`.
         so_far: completions to go on with, whose prompts are taken as they are. Only the tokens behind these are
             returned, beside the whole texts; one that was over has none.
-        stop_now: called once tokens were drawn: where it says so, completions stay as they are, over or not.
-        kept: keys and values of those that have ended a turn: found there, and left there for the next one.
         interface: of the environment that is acted on: a turn of each completion is drawn, whose text is returned, and
             of problems that are played read as its action. What was observed comes with ``so_far``; its tokens are
             returned before those drawn.
@@ -93,25 +86,30 @@ def sample(
     given: Sequence[np.ndarray | None] | None = None if so_far is None else so_far.tokens
     if conversation is not None and so_far is not None:
         given = conversation.given(so_far, config.limit)
-    drawn = complete(
+    noise = None if greedy else uniforms(seed, step, groups, samples, config.limit)
+    drawn = [
+        Draw(tuple(prompt), config.limit, None if noise is None else noise[p * samples + g], goes_on=problem.played)
+        for p, (prompt, problem) in enumerate(zip(prompts, problems, strict=True))
+        for g in range(samples)
+    ]
+    engine = Engine(
         policy,
-        prompts,
-        None if greedy else uniforms(seed, step, groups, samples, config.limit),
-        samples=samples,
-        max_tokens=config.limit,
+        slots,
         temperature=config.temperature,
         ends=policy.ends,
         stop=config.stop,
-        between_tokens=between_tokens,
-        slots=slots,
         version=version,
-        fresh=fresh,
-        kv_versions=kv_versions,
-        so_far=given,
-        stop_now=stop_now,
         kept=kept,
-        played=[problem.played for problem in problems],
     )
+    for row, draw in enumerate(drawn):
+        tokens = () if given is None else given[row]
+        if tokens is None:  # it is over
+            continue
+        if len(tokens) < config.limit:
+            engine.go_on(draw, tokens)
+        else:  # what was observed leaves no room
+            draw.give(tokens)
+    engine.run(hooks)
     starts, drawn_from = _lengths(None if so_far is None else so_far.tokens), _lengths(given)
     if conversation is None:
         return as_rollouts(policy, problems, prompts, drawn, config.stop, started, starts, drawn_from)

@@ -76,7 +76,7 @@ class Generator:
         """
         from rl.model.memory import yield_memory
         from rl.model.policy import dtype_name
-        from rl.sampling.engine import no_swap, to_the_end
+        from rl.sampling.engine import Hooks, no_swap, to_the_end
         from rl.sampling.sampler import sample
 
         check = cancellation_check()
@@ -99,6 +99,12 @@ class Generator:
             pace.note(rollouts.generated_tokens, rollouts.seconds)
             return rollouts
         with _alone(check), self._sampler(version, step, check) as (sampler, swaps):
+            hooks = Hooks(
+                between_tokens=check,
+                fresh=no_swap if swaps is None or self.greedy else partial(swaps.into, sampler),
+                kv_versions=0 if swaps is None else swaps.of.kv_versions,
+                stop_now=to_the_end if self.slice_seconds is None else SliceEnd(self.slice_seconds, leaving_check()),
+            )
             rollouts = sample(
                 sampler.policy,
                 sampler.version.step,
@@ -109,14 +115,11 @@ class Generator:
                 step=step,
                 groups=groups,
                 greedy=self.greedy,
-                between_tokens=check,
                 slots=sampler.slots,
-                fresh=no_swap if swaps is None or self.greedy else partial(swaps.into, sampler),
-                kv_versions=0 if swaps is None else swaps.of.kv_versions,
-                so_far=so_far,
-                stop_now=to_the_end if self.slice_seconds is None else SliceEnd(self.slice_seconds, leaving_check()),
-                interface=self.interface,
                 kept=sampler.kept if self._keeps_turns else None,
+                hooks=hooks,
+                so_far=so_far,
+                interface=self.interface,
             )
             yield_memory(sampler.policy.device)
             newest, maker = sampler.version, Maker(dtype=dtype_name(sampler.policy.dtype))

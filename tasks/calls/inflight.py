@@ -58,7 +58,7 @@ class Inflight:
     """That leases go on with newer weights."""
 
     session: Fence  # of the trainer, which alone makes these versions
-    kv_versions: int  # see `rl.sampling.sampler.sample`
+    kv_versions: int  # see `rl.sampling.engine.Hooks`
 
 
 @dataclass

@@ -27,7 +27,7 @@ from rl.learning.learner import Learner
 from rl.model.policy import Policy
 from rl.model.tiny import build_tokenizer
 from rl.records import Batch
-from rl.sampling.engine import complete
+from rl.sampling.engine import Engine
 from rl.sampling.sampler import uniforms
 from rl.sampling.slots import Slots
 from rl.sampling.strides import Program
@@ -103,9 +103,10 @@ def generate(layers: int) -> None:
         Program.run = timed if apart else run  # type: ignore[method-assign]
         torch.cuda.reset_peak_memory_stats()
         began = clock()
-        made = sum(
-            len(draw.tokens) for draw in complete(policy, prompts, noise, samples=8, max_tokens=512, slots=slots)
-        )
+        engine = Engine(policy, slots)
+        draws = [engine.add(prompts[row // 8], 512, one) for row, one in enumerate(noise)]
+        engine.run()
+        made = sum(len(draw.tokens) for draw in draws)
         seconds = clock() - began
         if not apart:
             peak = torch.cuda.max_memory_allocated() / 1e9

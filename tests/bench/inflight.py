@@ -39,6 +39,7 @@ from rl.loading.policy import load_policy
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Batch, Problem, Rollouts
+from rl.sampling.engine import Hooks
 from rl.sampling.sampler import sample
 
 OLDER = (1, 2, 4)  # versions
@@ -153,7 +154,8 @@ def kept(given: argparse.Namespace, folder: Path) -> None:
             return old
 
         config, asked = SamplingConfig(max_tokens=given.tokens), {"samples": 4, "seed": 0, "step": 0}
-        return sample(policy, 0, problems, config, **asked, groups=range(8), fresh=fresh, kv_versions=keep)
+        hooks = Hooks(fresh=fresh, kv_versions=keep)
+        return sample(policy, 0, problems, config, **asked, groups=range(8), hooks=hooks)
 
     def scored(rollouts: Rollouts, weights: dict[str, Tensor]) -> NDArray[np.float32]:
         policy.load_weights(weights)

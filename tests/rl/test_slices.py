@@ -16,6 +16,7 @@ from rl.admission import Asked, refusal
 from rl.config import SamplingConfig
 from rl.model.policy import Policy
 from rl.records import Maker, Problem, Rollouts
+from rl.sampling.engine import Hooks, to_the_end
 from rl.sampling.sampler import sample
 from rl.sampling.slots import Slots
 from rl.slices import SHARE, SliceEnd, SoFar, joined, over
@@ -59,7 +60,7 @@ def drawn(
             greedy=greedy,
             slots=Slots(policy, most=most, strides=strides),
             so_far=so_far,
-            stop_now=after(steps[number]) if number < len(steps) else lambda: False,
+            hooks=Hooks(stop_now=after(steps[number]) if number < len(steps) else to_the_end),
         )
         more = replace(more, makers=(Maker(f"w{number % len(policies)}", "float32"),) * len(problems))
         asked = Asked(tuple(problems), 4, LIMIT, range(4, 5), None, so_far, unfinished=number < len(steps))
@@ -144,7 +145,7 @@ def test_under_newer_weights_each_token_has_the_log_prob_of_those_that_drew_it(
 ) -> None:
     old, new = make_policy(seed=0, eager=2.0), make_policy(seed=1, eager=2.0)
     config, asked = SamplingConfig(max_tokens=LIMIT), {"samples": 4, "seed": 0, "step": 0, "groups": range(3)}
-    first = sample(old, 4, problems, config, **asked, stop_now=after(4))  # type: ignore[arg-type]
+    first = sample(old, 4, problems, config, **asked, hooks=Hooks(stop_now=after(4)))  # type: ignore[arg-type]
     first = replace(first, makers=(Maker(),) * 3)
     weights = {name: value.clone() for name, value in new.weights().items()}
     policy, versions = (make_policy(seed=0, eager=2.0), iter([6])) if swapped else (new, iter([]))
@@ -155,7 +156,7 @@ def test_under_newer_weights_each_token_has_the_log_prob_of_those_that_drew_it(
         return version
 
     so_far = SoFar.of(first, LIMIT)
-    rest = sample(policy, 5, problems, config, **asked, so_far=so_far, fresh=fresh)  # type: ignore[arg-type]
+    rest = sample(policy, 5, problems, config, **asked, so_far=so_far, hooks=Hooks(fresh=fresh))  # type: ignore[arg-type]
     found = joined(first, replace(rest, makers=(Maker(),) * 3))
     scored = {4: exactly(old.model), 6 if swapped else 5: exactly(new.model)}
     assert set(found.versions[found.inside]) == set(scored)

@@ -18,7 +18,7 @@ from rl.environments.spec import EnvironmentSpec
 from rl.model.policy import Policy
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem, Rollouts
-from rl.sampling.engine import to_the_end
+from rl.sampling.engine import Hooks, to_the_end
 from rl.sampling.prefix_cache import PrefixCache
 from rl.sampling.sampler import sample
 from tasks.batch.lease import Lease, Slice
@@ -113,6 +113,7 @@ def played(
             done = False
             while not done:
                 _, step, groups, problems, so_far = slices.arguments(index)
+                stop_now = (lambda looks: lambda: next(looks) >= tokens - 1)(count()) if tokens else to_the_end
                 with drawing:
                     returned = sample(
                         policy,
@@ -124,7 +125,7 @@ def played(
                         step=step,
                         groups=groups,
                         so_far=so_far,
-                        stop_now=(lambda looks: lambda: next(looks) >= tokens - 1)(count()) if tokens else to_the_end,
+                        hooks=Hooks(stop_now=stop_now),
                         interface=interface,
                         kept=kept,
                     )

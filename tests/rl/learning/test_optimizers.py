@@ -12,7 +12,7 @@ from torch import nn
 from rl.learning.learner import Learner
 from rl.learning.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem
-from rl.sampling.engine import Engine, complete
+from rl.sampling.engine import Engine
 from rl.sampling.slots import Slots
 from tests.rl.updates import PLAIN, REINFORCE, Make, identical, moments, weights
 
@@ -96,12 +96,14 @@ def test_sampling_sees_the_weights_that_it_moved(
     engine.step()
     learner.update(drawn(policy), REINFORCE, 1.0)
     late = engine.add(prompt, 4)  # behind a prompt whose keys were kept
-    while engine.busy:
-        engine.step()
-    (found,), (expected,) = (
-        complete(policy, [prompt], None, samples=1, max_tokens=4, slots=slots) for slots in (kept, Slots(policy))
-    )
-    for draw in (found, late):
+    engine.run()
+    draws = [late]
+    for slots in (kept, Slots(policy)):
+        engine = Engine(policy, slots)
+        draws.append(engine.add(prompt, 4))
+        engine.run()
+    *found, expected = draws
+    for draw in found:
         np.testing.assert_array_equal(draw.tokens, expected.tokens)
         np.testing.assert_allclose(draw.logprobs, expected.logprobs, atol=1e-5, rtol=0)
 

@@ -11,8 +11,8 @@ from rl.learning.logprobs import token_scores
 from rl.learning.packing import pack, rows_of
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
-from rl.sampling import decoding, sampler
-from rl.sampling.sampler import sample
+from rl.sampling import decoding
+from rl.sampling.sampler import as_rollouts, sample
 from rl.sampling.scheduling import Draw
 
 Make = Callable[..., Policy]
@@ -167,10 +167,8 @@ def test_what_is_judged_is_what_was_sampled_to_the_letter(
     found = [Draw((), 20, None, said[0], np.zeros(said.shape[1], dtype=np.float32))]
     monkeypatch.setattr(policy.tokenizer, "clean_up_tokenization_spaces", True)  # as many models' files say
     assert policy.tokenizer.decode(said[0]) == "what is 3. 5?"
-    monkeypatch.setattr(sampler, "complete", lambda *_args, **_options: found)
     for stop, text in (((), "what is 3 . 5 ?"), ((" .",), "what is 3"), (("3.",), "what is 3 . 5 ?")):
-        rollouts = draw(policy, problems[:1], SamplingConfig(max_tokens=20, stop=stop), samples=1)
-        assert rollouts.texts == ((text,),)
+        assert as_rollouts(policy, problems[:1], [[7]], found, stop, 0.0).texts == ((text,),)
     assert decoding.StopStrings(policy, ["5 ?"]).reached(said) == [True]
     assert decoding.StopStrings(policy, ["5?"]).reached(said) == [False]
 

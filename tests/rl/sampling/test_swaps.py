@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from rl.config import SamplingConfig
 from rl.model.policy import Policy
 from rl.records import Problem
-from rl.sampling.engine import Engine, complete
+from rl.sampling.engine import Engine, Hooks, no_swap
 from rl.sampling.sampler import sample, uniforms
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
@@ -53,21 +53,12 @@ def drawn(
 ) -> list[Draw]:
     """Four completions of each prompt."""
     noise = uniforms(0, 0, range(len(PROMPTS)), 4, LIMIT)
-    how = {} if swaps is None else {"fresh": swaps}
     slots = Slots(policy, **given)
     slots.share = share
-    return complete(
-        policy,
-        PROMPTS,
-        noise,
-        samples=4,
-        max_tokens=LIMIT,
-        ends=policy.ends,
-        slots=slots,
-        version=3,
-        kv_versions=kv_versions,
-        **how,
-    )
+    engine = Engine(policy, slots, ends=policy.ends, version=3)
+    draws = [engine.add(PROMPTS[row // 4], LIMIT, one) for row, one in enumerate(noise)]
+    engine.run(Hooks(fresh=swaps or no_swap, kv_versions=kv_versions))
+    return draws
 
 
 @pytest.fixture(params=ARCHITECTURES)
@@ -180,9 +171,8 @@ def test_of_several_swaps_between_two_tokens_the_last_counts(make_policy: Make) 
 def test_rollouts_have_the_version_of_each_token(make_policy: Make, problems: list[Problem]) -> None:
     policy = make_policy(eager=3.0)
     swaps = Swaps(policy, {2: (5, weights_of(policy))})
-    found = sample(
-        policy, 4, problems, SamplingConfig(max_tokens=8), samples=4, seed=0, step=5, groups=range(3), fresh=swaps
-    )
+    hooks, config = Hooks(fresh=swaps), SamplingConfig(max_tokens=8)
+    found = sample(policy, 4, problems, config, samples=4, seed=0, step=5, groups=range(3), hooks=hooks)
     inside = np.arange(found.tokens.shape[2]) < found.lengths[..., None]
     expected = np.where(np.arange(found.tokens.shape[2]) < 2, 4, 5) * inside
     assert found.versions.tolist() == expected.tolist()

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.torch import load_file
 
 from rl.model.policy import Policy
-from rl.sampling.engine import complete
+from rl.sampling.engine import Engine
 
 Spoil = Callable[[str, Any], Any]  # of a path and its answer: another answer, or a status
 
@@ -63,16 +63,14 @@ class VllmLike:
         # each completion has its own seed, as vLLM counts them on
         seeds = [body["seed"] + i for i in range(body["n"])]
         noise = np.stack([np.random.default_rng(seed).random(body["max_tokens"], np.float32) for seed in seeds])
-        drawn = complete(
+        engine = Engine(
             self.policy,
-            [body["prompt"]],
-            None if greedy else noise,
-            samples=body["n"],
-            max_tokens=body["max_tokens"],
             temperature=body["temperature"] or 1.0,
             ends=tuple(body.get("stop_token_ids", ())),
             stop=tuple(body.get("stop", ())),
         )
+        drawn = [engine.add(body["prompt"], body["max_tokens"], None if greedy else row) for row in noise]
+        engine.run()
         for index, draw in enumerate(drawn):
             yield {
                 "index": index,
