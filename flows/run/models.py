@@ -13,7 +13,7 @@ from infra.storage.fence import Fence
 from rl.learning.algorithm_config import AlgorithmSpec
 from rl.records import Learned
 from tasks.calls.critic import Critic, Valuer
-from tasks.calls.start import Begun
+from tasks.calls.start import RunStart
 from tasks.calls.trained import Trained
 from tasks.calls.trainer import Trainer
 from tasks.value import ValueScores
@@ -83,7 +83,7 @@ def critic_trainer(trainer: Trainer, config: TrainConfig) -> Critic | None:
 
 
 def critic_state(
-    workplace: Workplace, config: TrainConfig, critic: Critic | None, tracker: Tracker, begun: Begun
+    workplace: Workplace, config: TrainConfig, critic: Critic | None, tracker: Tracker, begun: RunStart
 ) -> CriticState | None:
     """The critic, once it is at the version that has ``begun``, which is published."""
     if critic is None:
@@ -95,12 +95,12 @@ def critic_state(
     return CriticState(critic, publishing, scores, coefficient)
 
 
-def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) -> Begun:
+def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) -> RunStart:
     """Where they stand: at the newest step of which each has an intact checkpoint, or at version 0. The critic is the
     first to begin, so that a policy's checkpoint is never there without one. Later checkpoints are removed once all
     have begun. Raises CheckpointsLostError, and has removed nothing."""
     models: list[Trained[Any]] = [trainer] if critic is None else [critic, trainer]
-    begun: dict[str, Begun] = {}
+    begun: dict[str, RunStart] = {}
     step: int | None = None
     while any(model.role not in begun or begun[model.role].step != step for model in models):
         for model in models:

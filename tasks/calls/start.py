@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Begun:
+class RunStart:
     """Where a trainer stands when a run starts."""
 
     step: int

@@ -33,7 +33,7 @@ from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.schedules import decayed
 from rl.records import Learned
 from tasks.calls.held import held
-from tasks.calls.start import Begun
+from tasks.calls.start import RunStart
 
 if TYPE_CHECKING:
     from infra.weights.difference import Weights
@@ -77,7 +77,7 @@ class Trained(ABC, Generic[L]):
         """Where the versions and checkpoints of this model lie."""
         return place.join(self.run_uri, self.folder) if self.folder else self.run_uri
 
-    def begin(self, at_most: int | None = None) -> Begun:
+    def begin(self, at_most: int | None = None) -> RunStart:
         """Load the newest checkpoint, or version 0 and save it as the first one.
 
         Models that are trained together go on from a step that each has a checkpoint of: with ``at_most`` the newest
@@ -95,7 +95,7 @@ class Trained(ABC, Generic[L]):
             model = learner.policy.model
             embedding: Any = model.get_input_embeddings()
             trained = sum(parameter.numel() for parameter in learner.parameters)
-            return Begun(
+            return RunStart(
                 learner.step,
                 learner.learned,
                 figures,
