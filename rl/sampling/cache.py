@@ -91,7 +91,7 @@ def move(tensors: Sequence[Tensor], moves: Sequence[Move]) -> None:
 
 
 @dataclass(frozen=True)
-class Filling:
+class PrefillPass:
     """A pass over prompts, or, where rows have copies of theirs, over prompts with tokens behind them."""
 
     places: Tensor  # [R] of the prompts
@@ -99,7 +99,7 @@ class Filling:
 
 
 @dataclass(frozen=True)
-class Behind:
+class ExtendPass:
     """A pass over tokens of rows, whose prompts' keys are in their places, perhaps with those of tokens before them."""
 
     places: Tensor  # [R]
@@ -126,7 +126,7 @@ class SlotCache:
         self.kept_in = self.parts = None  # a decoding step has a token of each row
         self.rows = KeyValues(rows, own if share else prompt + own, grows=grows, dense=dense)
         self.prompts_kept = KeyValues(places, prompt, grows=grows)
-        self._filling: Filling | Behind | None = None
+        self._filling: PrefillPass | ExtendPass | None = None
         self._layer = 0
         self.shared_layers: set[int] = set()  # whose prompts were asked for
 
@@ -143,7 +143,7 @@ class SlotCache:
     def filling(self) -> bool:
         return self._filling is not None
 
-    def fill(self, filling: Filling | Behind) -> None:
+    def fill(self, filling: PrefillPass | ExtendPass) -> None:
         """The next pass is over tokens that are given."""
         self._filling = filling
 
@@ -235,9 +235,9 @@ class SlotCache:
             self._flat[heads, positions] = (head * positions + self.at[:, None]).flatten()
         return self._flat[heads, positions]
 
-    def _keep(self, filling: Filling | Behind, new: Pair, layer: int) -> Pair:
+    def _keep(self, filling: PrefillPass | ExtendPass, new: Pair, layer: int) -> Pair:
         """All that a pass over `new` attends to, which is kept."""
-        if isinstance(filling, Filling):
+        if isinstance(filling, PrefillPass):
             kept, to = (self.prompts_kept, filling.places) if filling.rows is None else (self.rows, filling.rows)
             width = min(kept.positions, new[0].shape[2])
             for there, given in zip(kept.of(layer, new, width), new, strict=True):

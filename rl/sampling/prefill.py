@@ -15,7 +15,7 @@ from rl.model.attention import Grid
 from rl.model.compiled import bounds
 from rl.model.lean import LeanDecoder
 from rl.model.policy import Policy
-from rl.sampling.cache import Behind, Filling, Pair, SlotCache, run
+from rl.sampling.cache import ExtendPass, Pair, PrefillPass, SlotCache, run
 
 POSITIONS = 16_384  # of a pass, those counted that its rows attend to
 WORTH, NEARLY = 512, 0.8  # positions at least of one that leaves out shorter rows, and how short these are
@@ -86,10 +86,10 @@ def _padded_pass(policy: Policy, cache: SlotCache, part: Sequence[Prefill]) -> T
         mask = torch.cat([prompt.expand(R, S, -1), seen], 2)[:, None]
         row, column = (at < count[:, None]).nonzero(as_tuple=True)
         tokens = row, column, past[row] + column
-        cache.fill(Behind(place, prompt.shape[2], kept_in, own, *tokens))
+        cache.fill(ExtendPass(place, prompt.shape[2], kept_in, own, *tokens))
     else:
         mask = (at[:, None] >= at).expand(R, 1, S, S)
-        cache.fill(Filling(place, None if part[0].row is None else kept_in))
+        cache.fill(PrefillPass(place, None if part[0].row is None else kept_in))
     states = run(policy, cache, ids.to(device), (front + past)[:, None] + at, mask)
     return states[torch.arange(R, device=device), count - 1]
 
