@@ -54,7 +54,7 @@ class Opened:
         needs = algorithm.needs  # whose code runs here, now that it is known
         if algorithm.name not in ALGORITHMS:
             with put_off():
-                from rl.learning.trial import try_algorithm  # with torch
+                from rl.learning.dry_run import try_algorithm  # with torch
             try_algorithm(algorithm)
             config.refuse_by_needs(needs)
         if run.resumed:

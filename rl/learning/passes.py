@@ -9,12 +9,12 @@ import torch
 from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import Packed, Row, balance, microbatches, pack, rows_of
 from rl.model.activations import checkpointed_bytes, chunk_within, kept_by_position, passing_bytes
-from rl.model.blocks import WIDTH, refusal
+from rl.model.blocks import WIDTH, block_refusal
 from rl.model.head import shared_mask
 from rl.model.memory import NoRoomError, is_out_of_memory, less_memory, one_of, release, room_for, spare_bytes
 from rl.model.policy import LARGE, Policy
 from rl.model.scores import ROWS, fast_chunk
-from rl.model.trial import needs_no_mask
+from rl.model.tolerances import needs_no_mask
 from rl.records import Rollouts
 
 PROBED = 128  # positions at most of a row that a pass is measured with
@@ -146,7 +146,7 @@ class Accumulation:
             self.blocks = False
             return False, ""
         with room_for("a forward pass", self._policy.device):
-            why = refusal(self._policy)
+            why = block_refusal(self._policy)
         self.blocks = not why
         return self.blocks, f"attention by masks of whole rows: {why}" if why else ""
 

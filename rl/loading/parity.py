@@ -19,7 +19,7 @@ from rl.learning.packing import pack, rows_of
 from rl.model.lora import moved_adapters
 from rl.model.memory import is_out_of_memory
 from rl.model.policy import Policy, UnknownModelError
-from rl.model.trial import LENGTHS, TEXT, TOLERANCES
+from rl.model.tolerances import LENGTHS, TEXT, TOLERANCES
 from rl.records import Problem, Rollouts
 from rl.sampling.engine import Engine
 from rl.sampling.sampler import uniforms

@@ -21,7 +21,7 @@ from rl.model.attention import attention_by, plain
 from rl.model.head import attention_of, hidden_states
 from rl.model.memory import is_out_of_memory
 from rl.model.policy import Policy
-from rl.model.trial import states_apart, states_tolerance
+from rl.model.tolerances import states_apart, states_tolerance
 
 NAME = "rlvf_blocks"
 WIDTH = 128  # positions of a block
@@ -132,7 +132,7 @@ def in_blocks(model: PreTrainedModel, mask: Tensor | BlockMask | None) -> Iterat
         yield
 
 
-def refusal(policy: Policy) -> str:
+def block_refusal(policy: Policy) -> str:
     """Why the policy's attention is not to be computed in blocks, by trying it, backwards too; nothing where it may."""
     if attention_of(policy.model) != "sdpa":
         return "its attention is not the plain one"

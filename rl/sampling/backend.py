@@ -12,11 +12,11 @@ from rl.model.head import attention_of
 from rl.model.lean import Kernels, LeanDecoder
 from rl.model.memory import is_out_of_memory
 from rl.model.policy import Policy
-from rl.model.trial import states_apart, states_tolerance
+from rl.model.tolerances import states_apart, states_tolerance
 from rl.model.unloadable import reason
 from rl.sampling.cache import SlotCache, run
 from rl.sampling.choice import Choice
-from rl.sampling.kernel_trial import refusal
+from rl.sampling.kernel_trial import kernel_refusal
 from rl.sampling.prefill import Prefill, prefilled
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def _lean(policy: Policy, plain: Tensor) -> LeanDecoder | None:
         try:
             kernels = _kernels(policy.device, *lean.heads)
             found = LeanDecoder(policy.model, kernels)
-            why = refusal(kernels, *lean.heads, plain.dtype, policy.device)
+            why = kernel_refusal(kernels, *lean.heads, plain.dtype, policy.device)
             if not why and _agrees(policy, plain, found):
                 return found
             why = why or "with them the model's results are others"

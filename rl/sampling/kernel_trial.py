@@ -14,7 +14,7 @@ LENGTH = 200  # positions of a prompt, and of a row: a program takes them in sev
 APART = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # as a share, in the mean
 
 
-def refusal(kernels: Kernels, heads: int, keys: int, size: int, dtype: torch.dtype, device: torch.device) -> str:
+def kernel_refusal(kernels: Kernels, heads: int, keys: int, size: int, dtype: torch.dtype, device: torch.device) -> str:
     """Why the kernels are not for a model of so many heads of queries and of keys; nothing where they are. Raises what
     Triton raises where one cannot be compiled."""
     if dtype not in kernels.DTYPES:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl.config import COLDEST_SERVED, SamplingConfig
 from rl.model.policy import Policy
-from rl.model.trial import LENGTHS, TEXT, TOLERANCES
+from rl.model.tolerances import LENGTHS, TEXT, TOLERANCES
 from rl.records import Problem, Rollouts
 from rl.sampling.decoding import StopStrings
 from rl.sampling.sampler import STREAM, as_rollouts

@@ -10,8 +10,8 @@ import pytest
 
 from rl.algorithms.own import OwnAlgorithmError
 from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.dry_run import try_algorithm
 from rl.learning.learner import Learner
-from rl.learning.trial import try_algorithm
 from rl.records import Batch
 from tests.rl.updates import PLAIN, Make
 

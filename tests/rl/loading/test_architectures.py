@@ -15,10 +15,10 @@ from rl.learning.logprobs import token_scores
 from rl.learning.optimizer_config import OptimizerConfig
 from rl.learning.packing import Packed, pack, rows_of
 from rl.loading.parity import UnknownModelError, require_parity
-from rl.model.blocks import refusal
+from rl.model.blocks import block_refusal
 from rl.model.head import attention_of, head_logits, hidden_states, shared_mask
 from rl.model.policy import Policy
-from rl.model.trial import needs_no_mask
+from rl.model.tolerances import needs_no_mask
 from tests.bench.architectures import Architecture, build
 from tests.rl.architectures import REFUSED, each_of
 from tests.rl.learning.test_packing import Make, filled
@@ -106,7 +106,7 @@ def test_the_gradient_of_the_learner_is_that_of_autograd(
     (weight * by_autograd(policy, packed)).sum().backward()
     expected = gradients(policy)
     assert expected
-    refused = refusal(policy)
+    refused = block_refusal(policy)
     assert bool(refused) is (architecture.name in WITHOUT_BLOCKS), refused
     assert isinstance(packed.mask, Tensor)
     shared = replace(packed, mask=shared_mask(policy.model, packed.mask, dtype))

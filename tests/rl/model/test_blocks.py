@@ -11,7 +11,7 @@ from rl.learning import update as update_module
 from rl.learning.learner import Learner
 from rl.learning.packing import Packed, microbatches, pack, rows_of
 from rl.model import blocks
-from rl.model.blocks import WIDTH, Run, block_mask, dense_mask, in_blocks, refusal
+from rl.model.blocks import WIDTH, Run, block_mask, block_refusal, dense_mask, in_blocks
 from rl.model.head import hidden_states
 from rl.model.policy import Policy
 from rl.records import Batch, Rollouts
@@ -113,7 +113,7 @@ def test_a_processor_has_no_kernel_for_it_and_takes_masks(
 def test_a_frozen_model_s_attention_is_tried_forward(make_policy: Make) -> None:
     policy = make_policy()
     policy.model.requires_grad_(False)
-    assert refusal(policy) == ""
+    assert block_refusal(policy) == ""
 
 
 def test_whether_it_is_in_blocks_follows_from_the_batch_alone(
@@ -136,18 +136,18 @@ def test_whether_it_is_in_blocks_follows_from_the_batch_alone(
 
 @pytest.mark.usefixtures("flex_backward")
 def test_attention_of_another_kind_is_refused(make_policy: Make) -> None:
-    assert "ndim" in refusal(make_policy("gpt2"))  # it looks into its mask
+    assert "ndim" in block_refusal(make_policy("gpt2"))  # it looks into its mask
     policy = make_policy()
     policy.model.set_attn_implementation("eager")
-    assert refusal(policy) == "its attention is not the plain one"
+    assert block_refusal(policy) == "its attention is not the plain one"
 
 
 @pytest.mark.usefixtures("flex_backward")
 def test_what_computes_something_else_is_refused(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy()
-    assert refusal(policy) == ""
+    assert block_refusal(policy) == ""
     monkeypatch.setattr(blocks, "block_mask", lambda _, *where: block_mask([Run(0, 200, 0)], *where))
-    assert "apart" in refusal(policy)
+    assert "apart" in block_refusal(policy)
 
 
 def test_a_device_without_memory_is_no_such_model(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_a_device_without_memory_is_no_such_model(make_policy: Make, monkeypatch
 
     monkeypatch.setattr(blocks, "block_mask", full)
     with pytest.raises(torch.OutOfMemoryError):
-        refusal(make_policy())
+        block_refusal(make_policy())
 
 
 def test_inside_another_mask_is_an_error_and_outside_the_model_is_as_before(make_policy: Make) -> None:

@@ -56,9 +56,9 @@ def test_they_are_tried_in_all_sizes_and_what_is_wrong_is_said() -> None:
     lines = [
         "import torch",
         "from rl.model import kernels",
-        "from rl.sampling.kernel_trial import refusal",
+        "from rl.sampling.kernel_trial import kernel_refusal",
         f"here = torch.device({HERE.type!r})",
-        "def why(dtype): return refusal(kernels, 4, 2, 16, dtype, here)",
+        "def why(dtype): return kernel_refusal(kernels, 4, 2, 16, dtype, here)",
         "assert not why(torch.float32), why(torch.float32)",
         "assert 'not for torch.float64' in why(torch.float64)",
         "right = kernels.attend",

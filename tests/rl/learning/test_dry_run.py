@@ -9,10 +9,10 @@ import pytest
 from rl.algorithms import ALGORITHMS
 from rl.algorithms.own import OwnAlgorithmError
 from rl.learning.algorithm_config import AlgorithmSpec
+from rl.learning.dry_run import try_algorithm
 from rl.learning.kl_config import KlConfig
 from rl.learning.learner import Learner
 from rl.learning.objective import EVERY
-from rl.learning.trial import try_algorithm
 from rl.records import Batch
 from tests.rl.updates import PLAIN, Make
 
