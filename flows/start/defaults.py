@@ -33,11 +33,12 @@ EXAMPLE_RATES, EXAMPLE_RATE = ((20e6, 1e-3), (100e6, 1e-4), (500e6, 3e-5)), 1e-5
 # Regret, 2025), and models of 7B to 13B were tuned at 2e-4 (Dettmers et al., arXiv 2305.14314, table 9)
 ADAPTERS, MOST = 10, 2e-4
 # above staleness 1 it is divided by the square root of that: updates that follow one another before anybody samples by
-# the first of them overshoot (SGD's by the staleness itself: Zhang et al., arXiv 1511.05950; ours: docs/benchmarks.md)
+# the first of them overshoot (SGD's by the staleness itself: Zhang et al., arXiv 1511.05950; ours:
+# docs/benchmarks/learning.md)
 OLD = 4  # versions, from which on batches need a correction: docs/asynchrony.md
 MEASURED = (
     "at staleness 8 the tiny policy ended at 0.971 to 0.974 with cispo and divergence, of three seeds, and at 0.623 to "
-    "0.925 with cispo alone (docs/benchmarks.md, Old batches)"
+    "0.925 with cispo alone (docs/benchmarks/learning.md, Old batches)"
 )
 SMALL = 20e6  # parameters: a model of fewer does not think step by step
 SHORT = 40  # tokens, of a small model's answer

@@ -15,7 +15,8 @@ class ReMax(Reinforce):
 
     The paper samples from the policy that it updates. For batches of older versions the importance weight is cut later
     than elsewhere: greedy completions are right more often, so that the mean of A is below 0, and a token that has
-    become likely, cut, is punished less than all others, whatever it is worth (docs/benchmarks.md#algorithms)."""
+    become likely, cut, is punished less than all others, whatever it is worth
+    (docs/benchmarks/learning.md#algorithms)."""
 
     summary: ClassVar[str] = "A = r - r(greedy completion)"
     needs: ClassVar[frozenset[str]] = frozenset({"baseline"})

@@ -9,7 +9,7 @@ from rl.algorithms.algorithm import Algorithm
 # Low and high, by kind, where they are not given: TIS's and IcePop's as published, DPPO's as prime-rl has them. Those
 # of a geometric mean are published as 0.999 to 1.001 (verl, for what two programs make of the same weights), by which
 # nearly all that older versions sampled is left out, and as 0.1 to 10 (prime-rl), by which nothing is: here they are as
-# far as PPO's clip, for an average token (docs/benchmarks.md#corrections).
+# far as PPO's clip, for an average token (docs/benchmarks/learning.md#corrections).
 BOUNDS = {
     "none": (0.0, float("inf")),
     "truncate": (0.0, 2.0),

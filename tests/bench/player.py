@@ -40,7 +40,7 @@ def tokenizer_of(root: Path, template: str) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = sorted([*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("rl/**/*.py")])
+    texts = sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("rl/**/*.py")])
     made.train_from_iterator((path.read_text(encoding="utf-8") for path in texts), trainer)
     made.add_special_tokens(added)
     made.add_tokens([AddedToken(text, normalized=False) for text in OTHERS])

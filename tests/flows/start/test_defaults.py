@@ -196,8 +196,8 @@ def test_batches_of_several_versions_ago_that_nothing_corrects_are_warned_of(nam
         assert line == (
             "warning: with staleness 8 batches are up to 8 versions old, and algorithm.correction is none; from 4 on "
             f"docs/asynchrony.md recommends {RECOMMENDED}; at staleness 8 the tiny policy ended at 0.971 to 0.974 with "
-            "cispo and divergence, of three seeds, and at 0.623 to 0.925 with cispo alone (docs/benchmarks.md, Old "
-            "batches)"
+            "cispo and divergence, of three seeds, and at 0.623 to 0.925 with cispo alone "
+            "(docs/benchmarks/learning.md, Old batches)"
         )
         spec = AlgorithmSpec.model_validate({"name": name, "proximal": proximal})
         (line,) = notes_on_staleness(8, spec, resumed=True)
@@ -208,7 +208,7 @@ def test_batches_of_several_versions_ago_that_nothing_corrects_are_warned_of(nam
 def test_what_a_warning_says_of_old_batches_is_what_the_docs_say() -> None:
     pages = Path(__file__).parents[3] / "docs"
     assert RECOMMENDED in (pages / "asynchrony.md").read_text()
-    _, _, measured = (pages / "benchmarks.md").read_text().partition("### Old batches\n")
+    _, _, measured = (pages / "benchmarks" / "learning.md").read_text().partition("### Old batches\n")
     rows = [line for line in measured.partition("\n## ")[0].splitlines() if line.startswith("| 8 |")]
     assert any("| mask by `divergence` | 0.971, 0.971, 0.974 |" in line for line in rows)
     assert any("| none | **0.623, 0.756, 0.925** |" in line for line in rows)
