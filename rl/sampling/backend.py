@@ -40,6 +40,11 @@ class Backend:
         self.lean = _lean(policy, plain) if self.share and LeanDecoder.takes(policy.model) else None
         self.choice = _choice() if device == "cpu" else None
 
+    def follow(self) -> None:
+        """Make again what was made of the weights, if these were written to."""
+        if self.lean is not None:
+            self.lean.follow()
+
 
 def position_bytes(policy: Policy, device: torch.device) -> int:
     """What keys and values of one position take, in all layers, if the policy were on that device."""

@@ -81,8 +81,7 @@ class Engine:
         if kept is not None:
             kept.follow(self._weights, policy.device)
         self._versions = [version]  # the newest that had the same weights, by `PromptSlot.weights`
-        if self.slots.lean is not None:
-            self.slots.lean.follow()
+        self.slots.backend.follow()
 
     # -- what is drawn
 
@@ -163,8 +162,7 @@ class Engine:
         """Notice that parameters were written to since the last step."""
         if (written := self._written()) == self._weights:
             return
-        if self.slots.lean is not None:
-            self.slots.lean.follow()
+        self.slots.backend.follow()
         moves = self.schedule.change()
         if self._rows is not None:
             self._rows.move_places(moves, len(self.schedule.places))
@@ -253,9 +251,9 @@ class Engine:
         self._halt()
         schedule.most_rows, schedule.most_places = count, places
         schedule.longest_prompt, schedule.longest_own = prompt, own
-        self._rows = Rows(self.policy, self.slots, count, places, prompt, own, self._kept)
-        if self.slots.strides:
-            self._strides = Strides(self.policy, self.slots, self._rows, self.temperature, self.ends)
+        self._rows = Rows(self.policy, self.slots.backend, count, places, prompt, own, self._kept)
+        if self.slots.backend.strides:
+            self._strides = Strides(self.policy, self.slots.backend, self._rows, self.temperature, self.ends)
 
     def _halt(self) -> None:
         """Everything that runs goes back into the queue, with its tokens."""

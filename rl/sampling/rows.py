@@ -29,9 +29,8 @@ class Rows:
         device = policy.device
         self.lean = backend.lean
         self.choice = backend.choice
-        self.reads_what_is_seen = (
-            backend.lean is not None and backend.lean.kernels is not None
-        )  # however many positions
+        # however many positions there are
+        self.reads_what_is_seen = backend.lean is not None and backend.lean.kernels is not None
         dense = not self.reads_what_is_seen
         self.cache = SlotCache(rows, places, own, prompt, share=backend.share, grows=backend.grows, dense=dense)
         self.kept = kept if backend.share else None  # what rows may begin with

@@ -14,14 +14,14 @@ DRAWN_BYTES = 16  # of a logit while a token is drawn: it, the softmax, its prob
 CALM = 16  # leases without an error, after which twice as many sequences are tried again
 
 
-class Slots(Backend):
-    """A backend that works on so many sequences at once as fit into memory, on fewer once it has run out."""
+class Slots:
+    """How many sequences a policy's backend works on at once: as many as fit into memory, fewer once it has run out."""
 
     def __init__(
         self, policy: Policy, budget: float | None = None, most: int | None = None, strides: bool | None = None
     ) -> None:
         """`budget`: bytes for keys, values and logits; None asks the device each time. `most`: sequences at once."""
-        super().__init__(policy, strides)
+        self.backend = Backend(policy, strides)
         self._policy = policy
         self._budget = budget
         self._most = most
@@ -37,8 +37,9 @@ class Slots(Backend):
             return min(prompts, 2 * math.ceil(rows * prompts / count))
 
         def fits(rows: int) -> bool:
-            positions = rows * (own if self.share else prompt + own) + places(rows) * prompt
-            return bool(positions * self.position_bytes + DRAWN_BYTES * rows * self._policy.text.vocab_size <= room)
+            positions = rows * (own if self.backend.share else prompt + own) + places(rows) * prompt
+            logits = rows * self._policy.text.vocab_size
+            return bool(positions * self.backend.position_bytes + DRAWN_BYTES * logits <= room)
 
         rows = max(1, bisect.bisect_left(range(1, most + 1), True, key=lambda rows: not fits(rows)))
         return rows, places(rows)

@@ -110,7 +110,7 @@ def generate(layers: int) -> None:
         seconds = clock() - began
         if not apart:
             peak = torch.cuda.max_memory_allocated() / 1e9
-            said(part="generate", lean=slots.lean is not None, tokens_per_second=made / seconds, peak_gb=peak)
+            said(part="generate", lean=slots.backend.lean is not None, tokens_per_second=made / seconds, peak_gb=peak)
     said(part="steps", **{kind: [len(each), 1000 * sum(each) / len(each)] for kind, each in spent.items()})
 
 

@@ -62,7 +62,7 @@ def drawn_by(policy: Policy, *, strides: bool, most: int | None = None) -> tuple
 
 
 def has_kernels(slots: Slots) -> bool:
-    return slots.lean is not None and slots.lean.kernels is not None
+    return slots.backend.lean is not None and slots.backend.lean.kernels is not None
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "gemma2"])
@@ -70,7 +70,7 @@ def test_graphs_draw_the_tokens_that_a_cpu_draws(name: str, make_policy: Make, o
     _, expected = drawn_by(make_policy(name, eager=4.0), strides=False)
     for most in (None, 6):
         engine, found = drawn_by(on_cuda(name, eager=4.0), strides=True, most=most)
-        assert engine.slots.graphs, "captured"
+        assert engine.slots.backend.graphs, "captured"
         assert name not in ("qwen3", "llama") or has_kernels(engine.slots)
         check_same(found, expected)
 
@@ -81,7 +81,7 @@ def test_without_a_compiler_attention_is_in_tensors_and_it_is_said(
     monkeypatch.setitem(sys.modules, "rl.model.kernels", None)
     monkeypatch.delattr("rl.model.kernels", raising=False)
     slots = Slots(on_cuda())
-    assert slots.lean is not None
+    assert slots.backend.lean is not None
     assert not has_kernels(slots)
     assert "no kernels for its attention, because" in caplog.text
 

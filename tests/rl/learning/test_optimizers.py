@@ -90,7 +90,7 @@ def test_sampling_sees_the_weights_that_it_moved(
     """With the slots that were kept, and in the middle of a completion."""
     policy = make_policy()
     learner, kept, engine = Learner(policy, config), Slots(policy), Engine(policy)
-    assert kept.lean is not None
+    assert kept.backend.lean is not None
     prompt = policy.prompt_tokens(problems[0].prompt)
     engine.add(prompt, 9)
     engine.step()

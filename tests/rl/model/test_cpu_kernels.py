@@ -95,13 +95,13 @@ def test_an_engine_draws_with_them_what_it_draws_without(
 ) -> None:
     policy = made(name, tokenizer)
     slots = Slots(policy, most=7)
-    assert isinstance(slots.lean and slots.lean.kernels, CpuKernels)
+    assert isinstance(slots.backend.lean and slots.backend.lean.kernels, CpuKernels)
     monkeypatch.setattr(compiled, "c_compiler", lambda: raises(NoCompilerError("there is none")))
     compiled.attempted.cache_clear()
     assert list(cache.iterdir())
     without = Slots(policy, most=7)
-    assert without.lean is not None
-    assert without.lean.kernels is None
+    assert without.backend.lean is not None
+    assert without.backend.lean.kernels is None
     assert differ(drawn(policy, slots), drawn(policy, without)) < 1e-5
 
 
@@ -113,7 +113,7 @@ def test_prompts_of_several_threads_are_those_of_one(
     monkeypatch.setattr(cpu_kernels, "ROWS", 2)
     found, before = [], torch.get_num_threads()
     slots = Slots(policy)
-    assert isinstance(slots.lean and slots.lean.kernels, CpuKernels)
+    assert isinstance(slots.backend.lean and slots.backend.lean.kernels, CpuKernels)
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
@@ -140,7 +140,7 @@ def test_a_key_that_has_no_place_is_refused_and_not_written() -> None:
 def test_what_is_no_number_stays_none(tokenizer: PreTrainedTokenizerBase) -> None:
     policy = made("qwen3", tokenizer)
     slots = Slots(policy)
-    assert isinstance(slots.lean and slots.lean.kernels, CpuKernels)
+    assert isinstance(slots.backend.lean and slots.backend.lean.kernels, CpuKernels)
     with torch.no_grad():
         policy.model.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan
     assert all(np.isnan(draw.logprobs).all() for draw in drawn(policy, slots))
@@ -216,8 +216,8 @@ def test_without_a_compiler_tensors_do_it_and_it_is_no_fault(
     monkeypatch.setenv("CC", str(cache / "nowhere"))
     with caplog.at_level(logging.INFO):
         slots = Slots(made("qwen3", tokenizer))
-    assert slots.lean is not None
-    assert slots.lean.kernels is None
+    assert slots.backend.lean is not None
+    assert slots.backend.lean.kernels is None
     (said,) = [record for record in caplog.records if "no kernels for its attention" in record.message]
     assert said.levelno == logging.INFO
     assert "no compiler of C" in said.message
@@ -259,8 +259,8 @@ def test_a_compiler_that_cannot_compile_them_is_named(
     monkeypatch.setenv("CC", program(tmp_path, compiler))
     monkeypatch.setattr(compiled, "SECONDS", 1)
     slots = Slots(made("qwen3", tokenizer))
-    assert slots.lean is not None
-    assert slots.lean.kernels is None
+    assert slots.backend.lean is not None
+    assert slots.backend.lean.kernels is None
     (said,) = [record for record in caplog.records if "no kernels for its attention" in record.message]
     assert said.levelno == logging.WARNING
     assert why in said.message

@@ -73,10 +73,10 @@ def test_a_decoder_draws_with_them_what_it_draws_by_pytorch(
     monkeypatch.setattr(cpu_kernels, "pays", lambda: pays)
     policy = made(name, tokenizer)
     slots = Slots(policy, most=7)
-    assert slots.lean is not None
-    assert isinstance(slots.lean._linear, CpuLinear if pays else TorchLinear)
+    assert slots.backend.lean is not None
+    assert isinstance(slots.backend.lean._linear, CpuLinear if pays else TorchLinear)
     found = drawn(policy, slots)
-    slots.lean = None
+    slots.backend.lean = None
     assert differ(found, drawn(policy, slots)) < 1e-5
 
 

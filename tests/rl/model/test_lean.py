@@ -87,9 +87,9 @@ def matrices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def test_it_draws_what_transformers_decoder_draws(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
     policy = made(name, tokenizer)
     slots = Slots(policy, most=7)
-    assert slots.lean is not None
+    assert slots.backend.lean is not None
     found = drawn(policy, slots)
-    slots.lean = None
+    slots.backend.lean = None
     assert differ(found, drawn(policy, slots)) < 1e-5
 
 
@@ -115,7 +115,7 @@ def test_weights_that_change_are_followed_at_once(how: str, tokenizer: PreTraine
             with torch.no_grad():
                 policy.model.model.layers[0].mlp.up_proj.weight.add_(0.1)
     plain = Slots(policy)
-    plain.lean = None
+    plain.backend.lean = None
     assert differ(drawn(policy, slots), drawn(policy, plain)) < 1e-5
 
 
@@ -127,7 +127,7 @@ def test_weights_that_change_between_two_tokens_are_followed_from_the_next_on(
         policy = made("qwen3", tokenizer)
         slots = Slots(policy)
         if whole:
-            slots.lean = None
+            slots.backend.lean = None
         engine = Engine(policy, slots)
         draw = engine.add([5, 6], LIMIT, uniforms(0, 0, [0], 1, LIMIT)[0])
         for step in range(LIMIT):
@@ -149,9 +149,9 @@ def test_a_decoder_whose_attention_is_wrong_is_not_taken(
         decoder._scaling *= 10
 
     policy = made(name, tokenizer)
-    assert Slots(policy).lean is not None
+    assert Slots(policy).backend.lean is not None
     monkeypatch.setattr(LeanDecoder, "__init__", made_wrong)
-    assert Slots(policy).lean is None
+    assert Slots(policy).backend.lean is None
 
 
 def test_on_a_cpu_only_small_models_of_the_very_kinds_are_taken(

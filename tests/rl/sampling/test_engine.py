@@ -87,8 +87,8 @@ def test_prompts_are_shared_where_attention_allows_it_and_repeated_elsewhere(
     policy: Policy, expected: list[Draw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = Slots(policy)
-    assert slots.share
-    monkeypatch.setattr(slots, "share", False)
+    assert slots.backend.share
+    monkeypatch.setattr(slots.backend, "share", False)
     engine = Engine(policy, slots, ends=policy.ends)
     draws = added(engine, policy)
     run(engine)
@@ -101,7 +101,7 @@ def test_prompts_are_repeated_where_a_layer_attends_by_itself_though_it_adds_not
     attention.config = deepcopy(attention.config)  # which nobody sets to `rl.model.attention.NAME`
     with torch.no_grad():
         attention.o_proj.weight.zero_()
-    assert not Slots(policy).share
+    assert not Slots(policy).backend.share
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -110,7 +110,7 @@ def test_what_is_taken_back_goes_on_elsewhere_as_if_nothing_had_happened(
     steps: int, share: bool, policy: Policy, expected: list[Draw]
 ) -> None:
     first, second = made(policy, 7), made(policy, 3)
-    first.slots.share = second.slots.share = share
+    first.slots.backend.share = second.slots.backend.share = share
     draws = added(first, policy)
     for _ in range(steps):
         first.step()

@@ -89,7 +89,7 @@ def test_where_prompts_are_copied_nothing_is_kept(make_policy: Make, monkeypatch
     policy, kept = make_policy(eager=5.0), PrefixCache()
     slots = Slots(policy)
     without = turns(policy, slots, None)
-    monkeypatch.setattr(slots, "share", False)
+    monkeypatch.setattr(slots.backend, "share", False)
     for one, other in zip(turns(policy, slots, kept), without, strict=True):
         check_same(one, other)
     assert kept.nbytes == 0

@@ -65,7 +65,7 @@ def test_a_budget_is_kept_and_changes_no_token(
     positions = most * (10 if share else prompt + 10) + min(3, 2 * -(-most // 6)) * prompt
     budget = positions * _counted(policy) + most * 16 * policy.text.vocab_size
     kept = Slots(policy, budget)
-    kept.share = share
+    kept.backend.share = share
     assert kept.capacity(18, 3, prompt, 10)[0] == most
     limited = draw(policy, problems, slots=kept)
     assert all(same(free, p, limited, p) for p in range(3))
@@ -287,7 +287,7 @@ def test_the_memory_that_is_free_decides(make_policy: Make, monkeypatch: pytest.
         return rows * (1000 * position + vocabulary) + 2 * -(-rows // 8) * 200 * position
 
     assert taken(rows) <= free < taken(rows + 1)
-    asked.share = False
+    asked.backend.share = False
     assert asked.capacity(8000, 1000, 200, 1000)[0] < rows
     free = 10
     assert asked.capacity(8000, 1000, 200, 1000)[0] == 1

@@ -71,7 +71,7 @@ def test_they_draw_the_same_tokens_in_fewer_steps(
     most: int | None, share: bool, policy: Policy, expected: list[Draw]
 ) -> None:
     engine = made(policy, most)
-    engine.slots.share = share
+    engine.slots.backend.share = share
     draws = added(engine, policy)
     steps = run(engine)
     check_same(draws, expected)
@@ -187,7 +187,7 @@ def test_a_step_is_the_same_operations_on_the_same_shapes_whatever_is_drawn(
 
     monkeypatch.setattr(Strides, "_step", record)
     engine = made(policy)
-    engine.slots.share = share
+    engine.slots.backend.share = share
     added(engine, policy)
     run(engine)
     assert sum(map(len, recorded.values())) >= 2 * STRIDE
@@ -273,7 +273,7 @@ def test_a_model_whose_step_waits_for_the_device_is_never_captured_and_said_once
 
     monkeypatch.setattr(SlotCache, "decode", looking)
     slots = Slots(policy, strides=True)
-    slots.graphs = True
+    slots.backend.graphs = True
     for _ in range(2):
         plain, engine = made(policy, strides=False), Engine(policy, slots, ends=policy.ends)
         expected, draws = added(plain, policy), added(engine, policy)

@@ -54,7 +54,7 @@ def drawn(
     """Four completions of each prompt."""
     noise = uniforms(0, 0, range(len(PROMPTS)), 4, LIMIT)
     slots = Slots(policy, **given)
-    slots.share = share
+    slots.backend.share = share
     engine = Engine(policy, slots, ends=policy.ends, version=3)
     draws = [engine.add(PROMPTS[row // 4], LIMIT, one) for row, one in enumerate(noise)]
     engine.run(Hooks(fresh=swaps or no_swap, kv_versions=kv_versions))
