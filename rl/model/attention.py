@@ -99,8 +99,11 @@ class Seen(Protocol):
 class Shared(Seen, Protocol):
     """What `attend` needs of it."""
 
-    mask: Tensor  # what the model is given in place of one
     current: tuple[Tensor, Tensor]  # own keys and values of the layer, as last given
+
+    @property
+    def mask(self) -> Tensor:
+        """What the model is given in place of one."""
 
     @property
     def own_bias(self) -> Tensor | None:

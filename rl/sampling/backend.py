@@ -14,7 +14,7 @@ from rl.model.memory import is_out_of_memory
 from rl.model.policy import Policy
 from rl.model.tolerances import states_apart, states_tolerance
 from rl.model.unloadable import reason
-from rl.sampling.cache import SlotCache, run
+from rl.sampling.cache import DecodePass, SlotCache, decoded
 from rl.sampling.choice import Choice
 from rl.sampling.kernel_trial import kernel_refusal
 from rl.sampling.prefill import Prefill, prefilled
@@ -34,7 +34,7 @@ class Backend:
         self.graphs = device == "cuda"  # whether strides are captured; False once that is not possible
         self.grows = device == "cpu" and not self.strides  # keys and values, see `KeyValues`
         plain, probed = _probe(policy, share=False)
-        self.position_bytes = _position_bytes(probed, grows=self.grows)
+        self.position_bytes = _position_bytes(probed.cache, grows=self.grows)
         self.share = _agrees(policy, plain)  # whether a prompt's keys stay in their place
         # the decoder to use, if not the model's
         self.lean = _lean(policy, plain) if self.share and LeanDecoder.takes(policy.model) else None
@@ -48,7 +48,7 @@ class Backend:
 
 def position_bytes(policy: Policy, device: torch.device) -> int:
     """What keys and values of one position take, in all layers, if the policy were on that device."""
-    return _position_bytes(_probe(policy, share=False)[1], grows=device.type == "cpu")
+    return _position_bytes(_probe(policy, share=False)[1].cache, grows=device.type == "cpu")
 
 
 def _position_bytes(cache: SlotCache, *, grows: bool) -> int:
@@ -58,18 +58,19 @@ def _position_bytes(cache: SlotCache, *, grows: bool) -> int:
 
 
 @torch.inference_mode()
-def _probe(policy: Policy, *, share: bool, lean: LeanDecoder | None = None) -> tuple[Tensor, SlotCache]:
-    """Hidden states of a token behind a prompt of others, and the cache that they were computed with. Equal tokens
-    would have equal values, of which every attention makes the same."""
+def _probe(policy: Policy, *, share: bool, lean: LeanDecoder | None = None) -> tuple[Tensor, DecodePass]:
+    """Hidden states of a token behind a prompt of others, and the pass that they are of. Equal tokens would have equal
+    values, of which every attention makes the same."""
     device = policy.device
     cache = SlotCache(1, 1, 1, PROBED, share=share, grows=False)
     token = policy.text.vocab_size // 2  # there, none is special
     list(prefilled(policy, cache, [Prefill(tuple(range(token, token + PROBED)), 0)], lean))
     first = torch.zeros(1, dtype=torch.int64, device=device)
     cache.begin(first, first)
-    behind, positions = first + PROBED, PROBED + 1
-    cache.decode(first if share else behind, 1 if share else positions, Grid.of([0], 1, device), behind, PROBED)
-    return run(policy, cache, first[None] + token + PROBED, behind[:, None], cache.mask, lean), cache
+    behind = first + PROBED
+    at, length = (first, 1) if share else (behind, PROBED + 1)
+    step = DecodePass(cache, at, length, Grid.of([0], 1, device), behind, PROBED)
+    return decoded(policy, step, first[None] + token + PROBED, behind, lean), step
 
 
 def _lean(policy: Policy, plain: Tensor) -> LeanDecoder | None:
@@ -121,8 +122,8 @@ def _agrees(policy: Policy, plain: Tensor, lean: LeanDecoder | None = None) -> b
     if attention_of(policy.model) != "sdpa":
         return False  # it does more than scaled dot products, or one cannot know
     try:
-        shared, cache = _probe(policy, share=True, lean=lean)
+        shared, step = _probe(policy, share=True, lean=lean)
     except (NotSharedError, TypeError, ValueError, AttributeError, KeyError):
         return False
     close = states_apart(shared, plain) <= states_tolerance(plain.dtype)
-    return close and cache.shared_layers == set(cache.rows.layers)
+    return close and step.shared_layers == set(step.cache.rows.layers)

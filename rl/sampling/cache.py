@@ -4,9 +4,9 @@ Legend: M places (prompts), B rows (sequences) or prompts in a pass, H heads, D 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,32 +90,10 @@ def move(tensors: Sequence[Tensor], moves: Sequence[Move]) -> None:
         tensor[to] = tensor[source]
 
 
-@dataclass(frozen=True)
-class PrefillPass:
-    """A pass over prompts, or, where rows have copies of theirs, over prompts with tokens behind them."""
-
-    places: Tensor  # [R] of the prompts
-    rows: Tensor | None  # [R] that keep the whole of it; None: the places keep it
-
-
-@dataclass(frozen=True)
-class ExtendPass:
-    """A pass over tokens of rows, whose prompts' keys are in their places, perhaps with those of tokens before them."""
-
-    places: Tensor  # [R]
-    prompt: int  # positions of the prompts
-    rows: Tensor  # [R]
-    own: int  # positions of the rows, these tokens included
-    row: Tensor  # [N] of each token the row of the pass
-    column: Tensor  # [N] where it is in the pass
-    at: Tensor  # [N] where it is kept
-
-
 class SlotCache:
-    """Keys and values of rows and places; the interface that transformers' attention layers call.
-
-    A pass is either `fill`, over prompts, or `decode`, over one new token of each of the first rows. Where rows do not
-    share their prompts' keys, each has a copy of them in front of its own.
+    """Keys and values of rows and places. What is computed with them is a pass, the interface that transformers'
+    attention layers call: over tokens that are given (`PrefillPass`, `ExtendPass`) or over a new token of each of the
+    first rows (`DecodePass`). Where rows do not share their prompts' keys, each has a copy of them in front of its own.
     """
 
     def __init__(
@@ -123,29 +101,12 @@ class SlotCache:
     ) -> None:
         """`own` and `prompt`: positions of a completion and of a prompt at most."""
         self.share = share
-        self.kept_in = self.parts = None  # a decoding step has a token of each row
         self.rows = KeyValues(rows, own if share else prompt + own, grows=grows, dense=dense)
         self.prompts_kept = KeyValues(places, prompt, grows=grows)
-        self._filling: PrefillPass | ExtendPass | None = None
-        self._layer = 0
-        self.shared_layers: set[int] = set()  # whose prompts were asked for
 
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes + self.prompts_kept.nbytes
-
-    def get_seq_length(self, *_: object) -> int:
-        return 0 if self._filling is not None else self._length - 1
-
-    # -- over prompts
-
-    @property
-    def filling(self) -> bool:
-        return self._filling is not None
-
-    def fill(self, filling: PrefillPass | ExtendPass) -> None:
-        """The next pass is over tokens that are given."""
-        self._filling = filling
 
     def begin(self, row: Tensor, place: Tensor) -> None:
         """These rows begin behind the prompts of these places."""
@@ -155,103 +116,131 @@ class SlotCache:
             for to, kept in zip(self.rows.of(layer, pair, pair[0].shape[2]), pair, strict=True):
                 to[row, :, : kept.shape[2]] = kept[place]
 
-    # -- over one new token of each row
 
-    def decode(
-        self,
-        at: Tensor,
-        length: int,
-        grid: Grid,
-        prompt_lengths: Tensor,
-        prompt: int,
-        *,
-        even: bool = False,
-        even_prompts: bool = False,
-    ) -> None:
-        """The next pass is over one token of each of the first B rows.
+@dataclass(frozen=True)
+class PrefillPass:
+    """A pass over prompts, or, where rows have copies of theirs, over prompts with tokens behind them."""
 
-        Args:
-            at: [B] the index that its key gets among the row's.
-            length: the largest of them, and one.
-            prompt_lengths: [M], `prompt` the largest.
-            even: whether all of `at` are the same; `even_prompts`: whether all prompts are of one length.
-        """
-        self._filling = None
-        self.at, self._length, self._prompt = at, length, prompt
-        self.prompt_lengths = prompt_lengths
-        self._row = torch.arange(len(at), device=at.device)
-        self._flat: dict[tuple[int, int], Tensor] = {}  # by heads and positions
-        self.grid = grid
-        self._even, self._even_prompts = even, even_prompts
-        self.__dict__.pop("own_bias", None)
-        self.__dict__.pop("prompt_bias", None)
-        self.mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=at.device) if self.share else self._seen()
+    cache: SlotCache
+    places: Tensor  # [R] of the prompts
+    rows: Tensor | None  # [R] that keep the whole of it; None: the places keep it
 
+    def get_seq_length(self, *_: object) -> int:
+        return 0
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> Pair:
+        """Keep [R, H, S, D], which is all that they attend to."""
+        kept, to = (self.cache.prompts_kept, self.places) if self.rows is None else (self.cache.rows, self.rows)
+        width = min(kept.positions, keys.shape[2])
+        for there, given in zip(kept.of(layer, (keys, values), width), (keys, values), strict=True):
+            there[to, :, :width] = given[:, :, :width]
+        return keys, values
+
+
+@dataclass(frozen=True)
+class ExtendPass:
+    """A pass over tokens of rows, whose prompts' keys are in their places, perhaps with those of tokens before them."""
+
+    cache: SlotCache
+    places: Tensor  # [R]
+    prompt: int  # positions of the prompts
+    rows: Tensor  # [R]
+    own: int  # positions of the rows, these tokens included
+    row: Tensor  # [N] of each token the row of the pass
+    column: Tensor  # [N] where it is in the pass
+    at: Tensor  # [N] where it is kept
+
+    def get_seq_length(self, *_: object) -> int:
+        return 0
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> Pair:
+        """Keep [R, H, S, D]; with what is before them."""
+        own = self.cache.rows.of(layer, (keys, values), self.own)
+        for there, given in zip(own, (keys, values), strict=True):
+            there[self.rows[self.row], :, self.at] = given[self.row, :, self.column]
+        keys, values = (
+            torch.cat([before[self.places, :, : self.prompt], there[self.rows, :, : self.own]], 2)
+            for before, there in zip(self.cache.prompts_kept.layers[layer], own, strict=True)
+        )
+        return keys, values
+
+
+@dataclass(eq=False)
+class DecodePass:
+    """A pass over one new token of each of the first B rows: what kernels and `rl.model.attention.attend` ask for."""
+
+    cache: SlotCache
+    at: Tensor  # [B] the index that its key gets among the row's
+    length: int  # the largest of them, and one
+    grid: Grid
+    prompt_lengths: Tensor  # [M]
+    prompt: int  # the largest of them
+    even: bool = False  # whether all of `at` are the same
+    even_prompts: bool = False  # whether all prompts are of one length
+    kept_in: None = field(default=None, init=False)
+    parts: None = field(default=None, init=False)
+    shared_layers: set[int] = field(default_factory=set, init=False)  # whose prompts were asked for
+    layer: int = field(default=0, init=False)  # that was updated last
+    current: Pair = field(init=False)  # of that layer
+    _flat: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False)
+
+    def get_seq_length(self, *_: object) -> int:
+        return self.length - 1
+
+    # computed for the first layer that asks
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """As `_seen`; of shared prompts [1, 1, 1, 1], by which `attend` knows that it is given no other."""
+        return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.at.device) if self.cache.share else self._seen
+
+    @property
     def _seen(self) -> Tensor:
         """[B, 1, 1, L] whether a row sees its own keys."""
-        return (torch.arange(self._length, device=self.at.device) <= self.at[:, None])[:, None, None]
+        return (torch.arange(self.length, device=self.at.device) <= self.at[:, None])[:, None, None]
 
-    # computed for the first layer that asks; the next step forgets it
     @cached_property
     def own_bias(self) -> Tensor | None:
-        return None if self._even else _bias(self._seen())
+        return None if self.even else _bias(self._seen)
 
     @cached_property
     def prompt_bias(self) -> Tensor | None:
-        if self._even_prompts:
+        if self.even_prompts:
             return None
-        seen = torch.arange(self._prompt, device=self.at.device) < self.prompt_lengths[:, None]
+        seen = torch.arange(self.prompt, device=self.at.device) < self.prompt_lengths[:, None]
         return _bias(seen[:, None, None])
 
+    # -- of a layer
+
     def kept(self, layer: int) -> tuple[Pair, Pair]:
-        """Keys and values of all rows, and of all prompts, in a layer."""
-        self._layer = layer
+        """Keys and values of all rows, and of all prompts."""
         self.shared_layers.add(layer)
-        prompts = self.prompts_kept.layers[layer]
-        return self.rows.of(layer, prompts, self._length), prompts
+        prompts = self.cache.prompts_kept.layers[layer]
+        return self.cache.rows.of(layer, prompts, self.length), prompts
 
     def prompts(self) -> Pair:
         """[M, H, S, D] of the prompts, in the layer that was updated last."""
-        self.shared_layers.add(self._layer)
-        keys, values = self.prompts_kept.layers[self._layer]
-        return keys[: self.grid.places, :, : self._prompt], values[: self.grid.places, :, : self._prompt]
+        self.shared_layers.add(self.layer)
+        keys, values = self.cache.prompts_kept.layers[self.layer]
+        return keys[: self.grid.places, :, : self.prompt], values[: self.grid.places, :, : self.prompt]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> Pair:
-        """Keep [B, H, new, D], and return all that they attend to, but the prompts that are shared."""
-        if self._filling is not None:
-            return self._keep(self._filling, (keys, values), layer)
-        kept = self.rows.of(layer, (keys, values), self._length)
+        """Keep [B, H, 1, D], and return all that they attend to, but the prompts that are shared."""
+        kept = self.cache.rows.of(layer, (keys, values), self.length)
         for to, new in zip(kept, (keys, values), strict=True):
             to.view(-1, to.shape[3]).index_copy_(0, self._index(*to.shape[1:3]), new.reshape(-1, to.shape[3]))
-        self._layer = layer
+        self.layer = layer
         count = len(self.at)
-        self.current = kept[0][:count, :, : self._length], kept[1][:count, :, : self._length]
+        self.current = kept[0][:count, :, : self.length], kept[1][:count, :, : self.length]
         return self.current
 
     def _index(self, heads: int, positions: int) -> Tensor:
         """[B * H] where each row's new key is, where rows, heads and positions lie one behind another."""
         if (heads, positions) not in self._flat:
-            head = self._row[:, None] * heads + torch.arange(heads, device=self.at.device)
+            device = self.at.device
+            head = torch.arange(len(self.at), device=device)[:, None] * heads + torch.arange(heads, device=device)
             self._flat[heads, positions] = (head * positions + self.at[:, None]).flatten()
         return self._flat[heads, positions]
-
-    def _keep(self, filling: PrefillPass | ExtendPass, new: Pair, layer: int) -> Pair:
-        """All that a pass over `new` attends to, which is kept."""
-        if isinstance(filling, PrefillPass):
-            kept, to = (self.prompts_kept, filling.places) if filling.rows is None else (self.rows, filling.rows)
-            width = min(kept.positions, new[0].shape[2])
-            for there, given in zip(kept.of(layer, new, width), new, strict=True):
-                there[to, :, :width] = given[:, :, :width]
-            return new
-        own = self.rows.of(layer, new, filling.own)
-        for there, given in zip(own, new, strict=True):
-            there[filling.rows[filling.row], :, filling.at] = given[filling.row, :, filling.column]
-        prompts = self.prompts_kept.layers[layer]
-        keys, values = (
-            torch.cat([before[filling.places, :, : filling.prompt], there[filling.rows, :, : filling.own]], 2)
-            for before, there in zip(prompts, own, strict=True)
-        )
-        return keys, values
 
 
 def _bias(seen: Tensor) -> Tensor:
@@ -259,22 +248,12 @@ def _bias(seen: Tensor) -> Tensor:
     return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, MASKED)
 
 
-def run(
-    policy: Policy, cache: SlotCache, ids: Tensor, positions: Tensor, mask: Tensor, lean: LeanDecoder | None = None
-) -> Tensor:
-    """[B, L, hidden] of tokens [B, L] at these positions, by the cache's next pass."""
-    if lean is not None and cache.share and not cache.filling:
-        return lean(ids, positions, cache)
-    shared = cache.share and not cache.filling
-    within: AbstractContextManager[None] = attention_by(policy.model, NAME) if shared else nullcontext()
-    extra = {"shared": cache} if shared else {}
-    with within:
-        return hidden_states(
-            policy.model,
-            mask=mask,
-            input_ids=ids,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            **extra,
-        )
+def decoded(policy: Policy, step: DecodePass, ids: Tensor, positions: Tensor, lean: LeanDecoder | None) -> Tensor:
+    """[B, hidden] of tokens [B, 1] at positions [B]."""
+    if step.cache.share and lean is not None:
+        return lean(ids, positions[:, None], step)[:, 0]
+    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions[:, None], "past_key_values": step}
+    if not step.cache.share:
+        return hidden_states(policy.model, mask=step.mask, use_cache=True, **inputs)[:, 0]
+    with attention_by(policy.model, NAME):
+        return hidden_states(policy.model, mask=step.mask, use_cache=True, shared=step, **inputs)[:, 0]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rl.model.attention import Grid, joint, laid_out
 from rl.model.lean import Kernels
-from rl.sampling.cache import SlotCache
+from rl.sampling.cache import DecodePass, SlotCache
 
 LENGTH = 200  # positions of a prompt, and of a row: a program takes them in several parts
 APART = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # as a share, in the mean
@@ -43,20 +43,19 @@ def _apart(
     at = torch.arange(rows, device=device) * 37 % LENGTH
     lengths = torch.tensor([LENGTH, 1], device=device)
 
-    def cache(prompts: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> SlotCache:
-        made = SlotCache(rows, 2, LENGTH, LENGTH, share=True, grows=False)
-        made.prompts_kept.layers[0], made.rows.layers[0] = prompts, own
-        made.decode(at, LENGTH, Grid(2, columns, at_points, points), lengths, LENGTH)
-        return made
+    def step(prompts: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> DecodePass:
+        cache = SlotCache(rows, 2, LENGTH, LENGTH, share=True, grows=False)
+        cache.prompts_kept.layers[0], cache.rows.layers[0] = prompts, own
+        return DecodePass(cache, at, LENGTH, Grid(2, columns, at_points, points), lengths, LENGTH)
 
     prompts = drawn(2, K, LENGTH, D), drawn(2, K, LENGTH, D)
     own = drawn(rows, K, LENGTH, D), drawn(rows, K, LENGTH, D)
     query, cos = drawn(rows, heads * D), torch.ones((rows, 1, D), dtype=dtype, device=device)
     new = drawn(rows, K * D), drawn(rows, K * D)
-    narrow = cache(prompts, (own[0].clone(), own[1].clone()))
+    narrow = step(prompts, (own[0].clone(), own[1].clone()))
     found = kernels.attend(query, *new, None, 0.0, cos, torch.zeros_like(cos), D**-0.5, narrow, 0)
     for kept, added in zip(own, new, strict=True):
         kept[torch.arange(rows, device=device), :, at] = added.view(rows, K, D)
-    wide = cache((prompts[0].float(), prompts[1].float()), (own[0].float(), own[1].float()))
+    wide = step((prompts[0].float(), prompts[1].float()), (own[0].float(), own[1].float()))
     exact = joint(query.float().view(rows, K, -1, D) * D**-0.5, *wide.kept(0)[0], wide).reshape(rows, -1)
     return float((found.float() - exact).norm() / exact.norm())

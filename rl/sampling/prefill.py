@@ -5,7 +5,7 @@ Legend: R rows of a pass, S its width, N tokens in all of them, M places (prompt
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from rl.model.attention import Grid
 from rl.model.compiled import bounds
+from rl.model.head import hidden_states
 from rl.model.lean import LeanDecoder
 from rl.model.policy import Policy
-from rl.sampling.cache import ExtendPass, Pair, PrefillPass, SlotCache, run
+from rl.sampling.cache import ExtendPass, Pair, PrefillPass, SlotCache
 
 POSITIONS = 16_384  # of a pass, those counted that its rows attend to
 WORTH, NEARLY = 512, 0.8  # positions at least of one that leaves out shorter rows, and how short these are
@@ -86,11 +87,12 @@ def _padded_pass(policy: Policy, cache: SlotCache, part: Sequence[Prefill]) -> T
         mask = torch.cat([prompt.expand(R, S, -1), seen], 2)[:, None]
         row, column = (at < count[:, None]).nonzero(as_tuple=True)
         tokens = row, column, past[row] + column
-        cache.fill(ExtendPass(place, prompt.shape[2], kept_in, own, *tokens))
+        by: ExtendPass | PrefillPass = ExtendPass(cache, place, prompt.shape[2], kept_in, own, *tokens)
     else:
         mask = (at[:, None] >= at).expand(R, 1, S, S)
-        cache.fill(PrefillPass(place, None if part[0].row is None else kept_in))
-    states = run(policy, cache, ids.to(device), (front + past)[:, None] + at, mask)
+        by = PrefillPass(cache, place, None if part[0].row is None else kept_in)
+    inputs: dict[str, Any] = {"input_ids": ids.to(device), "position_ids": (front + past)[:, None] + at}
+    states = hidden_states(policy.model, mask=mask, past_key_values=by, use_cache=True, **inputs)
     return states[torch.arange(R, device=device), count - 1]
 
 
@@ -110,7 +112,7 @@ class Ragged:
     like: Tensor  # [.., H, .., D] heads
 
     def kept(self, layer: int) -> tuple[Pair, Pair]:
-        """As `SlotCache.kept`."""
+        """As `DecodePass.kept`."""
         cache = self.cache
         own = (cache.rows if self.in_rows else cache.prompts_kept).of(layer, (self.like, self.like), self.length)
         return own, cache.prompts_kept.layers[layer]

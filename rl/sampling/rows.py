@@ -13,7 +13,7 @@ from torch import Tensor
 from rl.model.attention import Grid
 from rl.model.policy import Policy
 from rl.sampling.backend import Backend
-from rl.sampling.cache import SlotCache, move, run
+from rl.sampling.cache import DecodePass, SlotCache, decoded, move
 from rl.sampling.decoding import StopStrings, chosen, scaled_logits
 from rl.sampling.prefill import Prefill, prefilled
 from rl.sampling.prefix_cache import CachedPrompt, PrefixCache
@@ -59,7 +59,8 @@ class Rows:
             longest = max(
                 count + self.lengths[place] for count, place in zip(self.counts, schedule.place_of, strict=True)
             )
-        cache.decode(
+        step = DecodePass(
+            cache,
             at if cache.share else positions,
             longest,
             self._grid,
@@ -69,7 +70,7 @@ class Rows:
             even_prompts=len(set(self.lengths)) == 1,
         )
         ids = self.tokens[:B].gather(1, at[:, None])
-        return run(policy, cache, ids, positions[:, None], cache.mask, self.lean)[:, 0]
+        return decoded(policy, step, ids, positions, self.lean)
 
     def enter(self, policy: Policy, entered: Sequence[tuple[Draw, int]]) -> Tensor:
         """[E, hidden] behind the prompt, or the tokens so far, of those that enter, which get the next rows."""

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from rl.model.attention import Grid, columns_of, laid_out
 from rl.model.policy import Policy
 from rl.sampling.backend import Backend
-from rl.sampling.cache import run
+from rl.sampling.cache import DecodePass, decoded
 from rl.sampling.decoding import chosen, scaled_logits
 from rl.sampling.rows import Rows
 
@@ -170,7 +170,8 @@ class Strides:
         goes = (drawn < self._limits[:B]) & ~ended
         at = (drawn - 1).clamp_(min=0)  # of rows that nobody uses
         positions = rows.behind[:B] + at
-        cache.decode(
+        step = DecodePass(
+            cache,
             at if cache.share else positions,
             shape.own,
             grid,
@@ -178,7 +179,7 @@ class Strides:
             cache.prompts_kept.positions,
         )
         ids = rows.tokens[:B].gather(1, at[:, None])
-        hidden = run(self._policy, cache, ids, positions[:, None], cache.mask, rows.lean)[:, 0]
+        hidden = decoded(self._policy, step, ids, positions, rows.lean)
         now = drawn.clamp(max=self._own - 1)[:, None]
         greedy = self._greedy[:B] if shape.drawn and shape.greedy else shape.greedy
         token, logprob = chosen(

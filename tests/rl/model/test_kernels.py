@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl.model.attention import Grid, columns_of, laid_out
 from rl.model.lean import Kernels
-from rl.sampling.cache import SlotCache
+from rl.sampling.cache import DecodePass, SlotCache
 
 INTERPRETED = Path(sys.prefix, "interpreted")  # where `make system-tests-packages` puts Triton
 pytestmark = pytest.mark.skipif(
@@ -103,14 +103,14 @@ def check_one(kernels: Kernels, places: Sequence[int], size: int, heads: int, ke
     at = torch.tensor([(0, 15, 16, ROOM - 1, 3)[row % 5] for row in range(there + 2)], device=HERE)
     at_points, points = laid_out(places, 4, columns)
     grid = Grid(4, columns, *(torch.tensor(each, device=HERE) for each in (at_points, [*points, points[0], 0])))
-    cache.decode(at, ROOM, grid, torch.tensor([*LENGTHS, 5, 0], device=HERE), LONGEST)
+    step = DecodePass(cache, at, ROOM, grid, torch.tensor([*LENGTHS, 5, 0], device=HERE), LONGEST)
 
     widths = [count * size for count in (heads, keys, keys)]
     query, key, value = torch.randn(there + 2, sum(widths), device=HERE).split(widths, -1)  # of one matrix
     norms = torch.rand(heads + keys, size, device=HERE) + 0.5 if normed else None
     angle = torch.rand(there + 2, 1, size // 2, device=HERE).repeat(1, 1, 2)
     sin = torch.cat([-angle.sin()[..., : size // 2], angle.sin()[..., size // 2 :]], -1)
-    found = kernels.attend(query, key, value, norms, EPSILON, angle.cos(), sin, SCALING, cache, 0)
+    found = kernels.attend(query, key, value, norms, EPSILON, angle.cos(), sin, SCALING, step, 0)
     assert found.isfinite().all()
 
     for row, place in enumerate(places):

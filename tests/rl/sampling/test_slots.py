@@ -14,7 +14,7 @@ from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling import backend, kernel_trial, slots
 from rl.sampling import engine as engine_module
-from rl.sampling.cache import KeyValues, SlotCache
+from rl.sampling.cache import DecodePass, KeyValues, PrefillPass, SlotCache
 from rl.sampling.engine import Engine
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import uniforms
@@ -29,24 +29,24 @@ Make = Callable[..., Policy]
 def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Bytes of keys and values, and rows in use, at each of a layer's passes over new tokens."""
     found: list[tuple[int, int]] = []
-    update = SlotCache.update
+    update = DecodePass.update
 
-    def watched(cache: SlotCache, *given: Any, **named: Any) -> Any:
-        result = update(cache, *given, **named)
-        if not cache.filling and cache.rows.positions > backend.PROBED + 1:  # no probe
-            found.append((cache.nbytes, len(given[0])))
+    def watched(step: DecodePass, *given: Any, **named: Any) -> Any:
+        result = update(step, *given, **named)
+        if step.cache.rows.positions > backend.PROBED + 1:  # no probe
+            found.append((step.cache.nbytes, len(given[0])))
         return result
 
-    kept = SlotCache.kept
+    kept = DecodePass.kept
 
-    def read(cache: SlotCache, layer: int) -> Any:  # where kernels write to it
-        result = kept(cache, layer)
-        if cache.rows.positions not in (1, kernel_trial.LENGTH):  # no probe, no trial
-            found.append((cache.nbytes, len(cache.at)))
+    def read(step: DecodePass, layer: int) -> Any:  # where kernels write to it
+        result = kept(step, layer)
+        if step.cache.rows.positions not in (1, kernel_trial.LENGTH):  # no probe, no trial
+            found.append((step.cache.nbytes, len(step.at)))
         return result
 
-    monkeypatch.setattr(SlotCache, "update", watched)
-    monkeypatch.setattr(SlotCache, "kept", read)
+    monkeypatch.setattr(DecodePass, "update", watched)
+    monkeypatch.setattr(DecodePass, "kept", read)
     return found
 
 
@@ -153,16 +153,16 @@ def test_a_lease_out_of_memory_goes_on_with_fewer_at_once_and_so_does_the_next(
     policy = make_policy(eager=5.0)
     free = draw(policy, problems)
     sizes: list[int] = []
-    decode = SlotCache.decode
+    decode = DecodePass.__init__
 
-    def limited(cache: SlotCache, at: torch.Tensor, *given: Any, **named: Any) -> None:
+    def limited(step: DecodePass, cache: SlotCache, at: torch.Tensor, *given: Any, **named: Any) -> None:
         sizes.append(len(at))
         if len(at) > fitting and len(sizes) > after:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-        decode(cache, at, *given, **named)
+        decode(step, cache, at, *given, **named)
 
     kept = Slots(policy)
-    monkeypatch.setattr(SlotCache, "decode", limited)
+    monkeypatch.setattr(DecodePass, "__init__", limited)
     assert all(same(free, p, draw(policy, problems, slots=kept), p) for p in range(3))
     assert kept.capacity(100, 1, 1, 1)[0] <= fitting
     tried = len(sizes)
@@ -173,18 +173,18 @@ def test_a_lease_out_of_memory_goes_on_with_fewer_at_once_and_so_does_the_next(
 @pytest.fixture
 def short_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Have so many steps be out of memory, from the first one on with so few rows."""
-    decode = SlotCache.decode
+    decode = DecodePass.__init__
 
     def of(few: int, steps: int) -> None:
         failed: list[int] = []
 
-        def limited(cache: SlotCache, at: torch.Tensor, *given: Any, **named: Any) -> None:
+        def limited(step: DecodePass, cache: SlotCache, at: torch.Tensor, *given: Any, **named: Any) -> None:
             if len(at) <= few and len(failed) < steps:
                 failed.append(len(at))
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-            decode(cache, at, *given, **named)
+            decode(step, cache, at, *given, **named)
 
-        monkeypatch.setattr(SlotCache, "decode", limited)
+        monkeypatch.setattr(DecodePass, "__init__", limited)
 
     return of
 
@@ -247,7 +247,7 @@ def test_that_fewer_run_is_said_once_and_twice_as_many_are_tried_again(
     assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize(("of", "where"), [(KeyValues, "of"), (SlotCache, "begin"), (SlotCache, "decode")])
+@pytest.mark.parametrize(("of", "where"), [(KeyValues, "of"), (SlotCache, "begin"), (DecodePass, "__init__")])
 def test_a_sequence_for_which_there_is_no_room_is_one_line(
     of: type, where: str, make_policy: Make, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,10 +265,10 @@ def test_a_sequence_for_which_there_is_no_room_is_one_line(
 def test_other_errors_are_not_taken_for_it(
     make_policy: Make, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(SlotCache, "fill", fail)
+    monkeypatch.setattr(PrefillPass, "update", fail)
     with pytest.raises(RuntimeError, match="device-side assert"):
         draw(make_policy(), problems)
 

@@ -10,7 +10,7 @@ from torch.cuda import _POOL_HANDLE
 from torch.utils._pytree import tree_map
 
 from rl.model.policy import Policy
-from rl.sampling.cache import SlotCache
+from rl.sampling.cache import DecodePass, SlotCache
 from rl.sampling.engine import Engine
 from rl.sampling.sampler import uniforms
 from rl.sampling.scheduling import Draw
@@ -136,17 +136,17 @@ def test_a_stop_string_is_looked_for_at_each_token(make_policy: Make) -> None:
 def test_memory_that_runs_out_in_a_stride_costs_no_token(
     policy: Policy, expected: list[Draw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode, calls = SlotCache.decode, 0
+    decode, calls = DecodePass.__init__, 0
 
-    def limited(cache: SlotCache, at: torch.Tensor, *given: Any, **named: Any) -> None:
+    def limited(step: DecodePass, cache: SlotCache, at: torch.Tensor, *given: Any, **named: Any) -> None:
         nonlocal calls
         calls += 1
         if len(at) > 4 and calls > STRIDE // 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-        decode(cache, at, *given, **named)
+        decode(step, cache, at, *given, **named)
 
     engine = made(policy)
-    monkeypatch.setattr(SlotCache, "decode", limited)
+    monkeypatch.setattr(DecodePass, "__init__", limited)
     draws = added(engine, policy)
     run(engine)
     check_same(draws, expected)
@@ -265,13 +265,13 @@ def test_a_model_whose_step_waits_for_the_device_is_never_captured_and_said_once
 ) -> None:
     """As one of experts does, or of positions that are looked at."""
     policy = make_policy()
-    decode = SlotCache.decode
+    decode = DecodePass.__init__
 
-    def looking(cache: SlotCache, at: torch.Tensor, *given: Any, **named: Any) -> None:
+    def looking(step: DecodePass, cache: SlotCache, at: torch.Tensor, *given: Any, **named: Any) -> None:
         assert int(at.max()) < LIMIT
-        decode(cache, at, *given, **named)
+        decode(step, cache, at, *given, **named)
 
-    monkeypatch.setattr(SlotCache, "decode", looking)
+    monkeypatch.setattr(DecodePass, "__init__", looking)
     slots = Slots(policy, strides=True)
     slots.backend.graphs = True
     for _ in range(2):
