@@ -19,7 +19,7 @@ from rl.compiler import NoCompilerError
 from rl.model import compiled, cpu_kernels, processor
 from rl.model.attention import Grid
 from rl.model.cpu_kernels import CpuKernels
-from rl.sampling.cache import SlotCache
+from rl.sampling.cache import DecodePass, SlotCache
 from rl.sampling.slots import Slots
 from tests.rl.model.test_kernels import FEW, MANY, check
 from tests.rl.model.test_lean import KINDS, differ, drawn, made
@@ -130,10 +130,12 @@ def test_a_key_that_has_no_place_is_refused_and_not_written() -> None:
     cache.prompts_kept.layers[0] = torch.zeros(1, 1, 1, 16), torch.zeros(1, 1, 1, 16)
     cache.rows.layers[0] = torch.zeros(2, 1, 3, 16), torch.zeros(2, 1, 3, 16)
     for at in (3, -1):
-        cache.decode(torch.tensor([0, at]), 3, Grid.of([0, 0], 1, torch.device("cpu")), torch.ones(1).long(), 1)
+        step = DecodePass(
+            cache, torch.tensor([0, at]), 3, Grid.of([0, 0], 1, torch.device("cpu")), torch.ones(1).long(), 1
+        )
         states, cos = torch.ones(2, 16), torch.ones(2, 1, 16)
         with pytest.raises(IndexError, match="kept outside"):
-            kernels.attend(states, states, states, None, 0.0, cos, cos, 1.0, cache, 0)
+            kernels.attend(states, states, states, None, 0.0, cos, cos, 1.0, step, 0)
 
 
 @needs_compiler
@@ -157,11 +159,11 @@ def test_scores_far_apart_are_those_of_float64() -> None:
     cache.rows.layers[0] = torch.zeros(1, 1, 1, size), torch.zeros(1, 1, 1, size)
     zero = torch.zeros(1, dtype=torch.int64)
     for scale in (1.0, 0.01, 100.0):
-        cache.decode(zero, 1, Grid.of([0], 1, zero.device), zero + length, length)
+        step = DecodePass(cache, zero, 1, Grid.of([0], 1, zero.device), zero + length, length)
         query = F.one_hot(zero, size).float()
         key = -1e6 * query  # its own is never seen
         cos, sin = torch.ones(1, 1, size), torch.zeros(1, 1, size)
-        found = CpuKernels(size, 1).attend(query, key, key, None, 0.0, cos, sin, scale, cache, 0)
+        found = CpuKernels(size, 1).attend(query, key, key, None, 0.0, cos, sin, scale, step, 0)
         expected = (keys[0, 0, :, 0].double() * scale).softmax(0) @ cache.prompts_kept.layers[0][1][0, 0].double()
         torch.testing.assert_close(found[0].double(), expected, atol=1e-6, rtol=1e-5)
 
