@@ -54,6 +54,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         nargs="?",
         help="of the scheduler (default: that of --bundle, or of `rlvf status`)",
     )
+    command.add_argument("--scheduler", metavar="ADDRESS", help="the same, as other commands take it")
     command.add_argument("--bundle", metavar="FILE", help="made by `rlvf certs` on the scheduler's machine; kept")
     command.add_argument(
         "--roles",
@@ -84,6 +85,8 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError(f"--threads {given.threads}: give at least 1")
     if given.memory is not None and not given.memory > 0:
         raise ValueError(f"--memory {given.memory:g}: give a number of GB above 0")
+    if given.address and given.scheduler:
+        raise ValueError(f"--scheduler {given.scheduler}: {given.address} is given too; name the scheduler once")
     if given.bundle is not None:
         install_bundle(Path(given.bundle), home)
     chosen = os.environ.get("RLVF_STORAGE")  # before that of the bundle, which may be outdated
@@ -91,7 +94,7 @@ def _run(given: argparse.Namespace) -> None:
     machine = given.name or (settings.machine if settings is not None else machine_name())
     check_machine_name(machine)
     brought = settings.scheduler if given.bundle is not None and settings is not None else None
-    written = known_addresses(home, given.address or brought).scheduler
+    written = known_addresses(home, given.address or given.scheduler or brought).scheduler
     if written is None:
         raise ValueError(
             "no scheduler to join: give its address, like tls://192.168.1.5:8786, or a bundle made with `rlvf certs`"

@@ -24,6 +24,8 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     line = refused(["worker", "--roles", "banana"], capsys)
     assert "'banana' is no role; the roles are generator, trainer, verifier" in line
     assert "tcp://127.0.0.1:9: nothing listens there" in refused(["worker", "tcp://127.0.0.1:9"], capsys)
+    assert "tcp://127.0.0.1:9: nothing listens there" in refused(["worker", "--scheduler", "tcp://127.0.0.1:9"], capsys)
+    assert "tcp://a is given too" in refused(["worker", "tcp://a", "--scheduler", "tcp://b"], capsys)
     assert "cannot be read" in refused(["worker", "--bundle", str(tmp_path / "none")], capsys)
     assert "no certificates in" in refused(["worker", "tls://127.0.0.1:9"], capsys)
     assert "no address of a scheduler" in refused(["worker", "http://h"], capsys)
