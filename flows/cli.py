@@ -27,6 +27,7 @@ FIRST = (
     "sft",
     "dpo",
     "reward-model",
+    "runs",
     "eval",
     "sample",
     "export",

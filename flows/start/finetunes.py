@@ -133,7 +133,7 @@ def resumed_finetune(kind: type[F], name: str, home_runs: str, over: Callable[[M
         OptionError: a change contradicts what it has learned so far.
     """
     uri = resolve_run(name, home_runs)
-    base = _saved(uri, name, home_runs)
+    base = saved_settings(uri, name, home_runs)
     method = base.pop("method", None)
     if method != kind.method:
         raise OptionError(f"{name} is a run of rlvf {method}; resume it by that")
@@ -164,7 +164,7 @@ def made_model(name: str, home_runs: str, *, rewards: bool = False) -> str | Non
     uri = resolve_run(name, home_runs)
     if not is_finetune(uri):
         return None
-    method = _saved(uri, name, home_runs).get("method")
+    method = saved_settings(uri, name, home_runs).get("method")
     if (method == RewardModelConfig.method) != rewards:
         raise ValueError(
             f"{name}: is a policy, made by rlvf {method}; a reward model is made by rlvf reward-model"
@@ -237,7 +237,8 @@ def _whole(config: FinetuneConfig) -> Any:
     return config.problems.model_copy(update={"path": None if path is None else whole_problems(path)})
 
 
-def _saved(uri: str, name: str, home_runs: str) -> dict[str, Any]:
+def saved_settings(uri: str, name: str, home_runs: str) -> dict[str, Any]:
+    """The settings of the run of that name, and its method. Raises NotARun."""
     at = place.join(uri, SETTINGS)
     if not place.exists(at):
         if is_run(uri):

@@ -8,7 +8,8 @@ import logging
 import math
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,30 @@ def read_record(run_uri: str, folder: Path) -> Record:
     return Record(
         metrics=tuple(parse_metrics(metrics, place.join(run_uri, METRICS))),
         sessions=tuple(tuple(session) for session in timeline.read_sessions(spans.decode("utf-8", "replace"))),
-        about=_about(_newer(run_uri, folder, ABOUT), place.join(run_uri, ABOUT)),
+        about=read_about(run_uri, folder),
     )
+
+
+def read_about(run_uri: str, folder: Path) -> Mapping[str, Any]:
+    """The facts of the record alone."""
+    return _about(_newer(run_uri, folder, ABOUT), place.join(run_uri, ABOUT))
+
+
+def last_lines(run_uri: str, folder: Path, metrics: Iterable[str]) -> dict[str, MetricLine]:
+    """The last line of each of these metrics that was logged; no other line is parsed."""
+    content = _newer(run_uri, folder, METRICS)
+    found = {metric: _last_line(content, metric) for metric in metrics}
+    return {metric: line for metric, line in found.items() if line is not None}
+
+
+def _last_line(content: bytes, metric: str) -> MetricLine | None:
+    end = content.rfind(b"\n")
+    while (at := content.rfind(f'"{metric}": '.encode(), 0, max(0, end))) >= 0:
+        begin = content.rfind(b"\n", 0, at) + 1
+        with suppress(ValueError):
+            return MetricLine.loads(content[begin : content.index(b"\n", at)])
+        end = begin - 1
+    return None
 
 
 def last_step(run_uri: str) -> int:

@@ -1,18 +1,22 @@
-"""The claim of a run's lock, as it lies in storage: who holds the run, and since when. See `infra.storage.lock`."""
+"""The claims of a run's lock, as they lie in storage: who holds the run, and since when. See `infra.storage.lock`."""
 
 import getpass
 import os
+import re
 import secrets
 import socket
 import time
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from infra.process_identity import ProcessIdentity
+from infra.storage import place
 
+CLAIM = re.compile(r"\d{8}(-[0-9a-f]{16})?\.json")
+SILENT = timedelta(minutes=5)  # since a heartbeat, a hundred of them: as long as clocks may differ
 _Moment = Annotated[float, Field(ge=0, lt=2**37)]  # seconds since 1970, that a calendar has
 
 
@@ -60,3 +64,53 @@ def read_claim(content: bytes) -> Claim | None:
         return _CLAIM.validate_json(content)
     except ValueError:
         return None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A claim's file."""
+
+    uri: str
+    epoch: int
+    content: bytes
+
+    @property
+    def claim(self) -> Claim | None:
+        """None while it is being written, and where it is damaged."""
+        return read_claim(self.content)
+
+    @property
+    def is_held(self) -> bool:
+        return self.claim is not None and self.claim.state == "held"
+
+
+def claims(run: str) -> list[str]:
+    """The names of all claims on a run, the newest epoch's last."""
+    return [name for name in place.names(place.join(run, "lock")) if CLAIM.fullmatch(name)]
+
+
+def of_newest_epoch(run: str) -> list[Seen]:
+    """The claims of a run's newest epoch."""
+    names = claims(run)
+    found = []
+    for name in names:
+        if name[:8] == names[-1][:8]:
+            at = place.join(run, "lock", name)
+            content = place.read(at)
+            if content is not None:
+                found.append(Seen(at, int(name[:8]), content))
+    return found
+
+
+def newest_claim(run: str) -> Seen | None:
+    """The claim that holds the run."""
+    return min(of_newest_epoch(run), key=lambda seen: (not seen.is_held, seen.uri), default=None)
+
+
+def holder(run: str) -> Claim | None:
+    """Who holds the run now, as far as that is seen without a wait for a heartbeat."""
+    seen = newest_claim(run)
+    if seen is None or seen.claim is None or not seen.is_held or seen.claim.is_gone:
+        return None
+    beat = place.modified(seen.uri)
+    return seen.claim if beat is not None and datetime.now(UTC) - beat < SILENT else None

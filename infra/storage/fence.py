@@ -1,12 +1,9 @@
 """The fence of a run's writers: one that another process has succeeded is refused, by the lock's epoch and claim."""
 
-import re
 from dataclasses import dataclass
 
 from infra.storage import place
-from infra.storage.claim import read_claim
-
-CLAIM = re.compile(r"\d{8}(-[0-9a-f]{16})?\.json")
+from infra.storage.claim import claims, read_claim
 
 
 class LockLostError(RuntimeError):
@@ -61,8 +58,3 @@ class Fence:
 def _is_held(claim: str) -> bool:
     found = read_claim(place.read(claim) or b"")
     return found is not None and found.state == "held"
-
-
-def claims(run: str) -> list[str]:
-    """The names of all claims on a run, the newest epoch's last."""
-    return [name for name in place.names(place.join(run, "lock")) if CLAIM.fullmatch(name)]

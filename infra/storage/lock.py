@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
 from infra import disk
 from infra.security.secrets import masked
 from infra.storage import place
-from infra.storage.claim import Claim, read_claim
-from infra.storage.fence import Fence, LockLostError, claims
+from infra.storage.claim import Claim, Seen, claims, newest_claim, of_newest_epoch
+from infra.storage.fence import Fence, LockLostError
 
 BEAT_SECONDS = 3.0
 DEAD_SECONDS = 30.0  # an owner without a heartbeat for so long, while another process watched, counts as dead
@@ -179,7 +179,7 @@ def _leave_nothing(fence: Fence) -> None:
 def acquire(uri: str, say: Callable[[str], None]) -> RunLock:
     """Take the lock, from a dead owner too. Raises as `held` does."""
     while True:
-        newest = _newest(uri)
+        newest = newest_claim(uri)
         killed = "" if newest is None else _outlive(newest, say)
         fence, claim = _next_claim(uri, 1 if newest is None else newest.epoch + 1, killed)
         if _take(fence, claim):
@@ -220,7 +220,7 @@ def _settle(fence: Fence, claim: Claim) -> bool:
     for state in states:
         place.write_text(fence.claim, json.dumps(asdict(replace(claim, state=state))))
         time.sleep(SETTLE_SECONDS)
-        rivals = [seen for seen in _of_newest_epoch(fence.run) if seen.epoch >= fence.epoch and seen.uri != fence.claim]
+        rivals = [seen for seen in of_newest_epoch(fence.run) if seen.epoch >= fence.epoch and seen.uri != fence.claim]
         newer = any(rival.epoch > fence.epoch for rival in rivals)
         first = any(rival.uri < fence.claim and (rival.is_held or state == "claimed") for rival in rivals)
         confirmed = state == "claimed" and any(rival.is_held for rival in rivals)
@@ -230,47 +230,12 @@ def _settle(fence: Fence, claim: Claim) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A claim's file."""
-
-    uri: str
-    epoch: int
-    content: bytes
-
-    @property
-    def claim(self) -> Claim | None:
-        """None while it is being written, and where it is damaged."""
-        return read_claim(self.content)
-
-    @property
-    def is_held(self) -> bool:
-        return self.claim is not None and self.claim.state == "held"
-
-
-def _of_newest_epoch(uri: str) -> list[_Seen]:
-    names = claims(uri)
-    found = []
-    for name in names:
-        if name[:8] == names[-1][:8]:
-            at = place.join(uri, "lock", name)
-            content = place.read(at)
-            if content is not None:
-                found.append(_Seen(at, int(name[:8]), content))
-    return found
-
-
-def _newest(uri: str) -> _Seen | None:
-    """The claim that holds the run."""
-    return min(_of_newest_epoch(uri), key=lambda seen: (not seen.is_held, seen.uri), default=None)
-
-
-def _outlive(seen: _Seen, say: Callable[[str], None]) -> str:
+def _outlive(seen: Seen, say: Callable[[str], None]) -> str:
     """Wait until the owner has released the run or is dead; its flow run. Raises RunInUseError at its heartbeat."""
     run = seen.uri.rpartition("/lock/")[0]
     began = time.monotonic()
     said = False
-    now: _Seen | None = seen
+    now: Seen | None = seen
     while now == seen:
         claim = seen.claim
         waited = time.monotonic() - began
@@ -283,7 +248,7 @@ def _outlive(seen: _Seen, say: Callable[[str], None]) -> str:
                 f"{DEAD_SECONDS - waited:.0f} s"
             )
         time.sleep(POLL_SECONDS)
-        now = _newest(run)
+        now = newest_claim(run)
         if now is not None and now.claim is None:
             now = seen  # it is being written
     if now is None or (now.claim is not None and now.claim.state == "released"):
