@@ -6,10 +6,11 @@ from prefect import flow
 
 from flows.config import EvalConfig, TrainConfig
 from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, SftConfig
+from flows.report.result import FinetuneResult
 from flows.run.artifacts import PrefectArtifacts
 from flows.run.diverged import stop_if_diverged
 from flows.run.failure import name_the_cause
-from flows.run.finetuning import FinetuneResult, Finetuning
+from flows.run.finetuning import Finetuning
 from flows.run.hold import TrainerLost
 from flows.run.page import from_prefect
 from flows.run.recovery import Progress, with_recovery

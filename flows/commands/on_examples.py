@@ -4,6 +4,7 @@ import argparse
 import json
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flows.commands.unused_up import say_unused_up
 from flows.commands.workplace import in_workplace, prepare_workplace
 from flows.finetune_config import FinetuneConfig, RewardModelConfig
 from flows.options.reading import add_options, read_config
+from flows.report.result import FinetuneResult, finished
 from flows.report.summary import finetune_outcome
 from flows.run.display import Display
 from flows.start.finetunes import is_finetune, new_finetune, resumed_finetune, with_made_model
@@ -59,6 +61,11 @@ def train_on_examples(given: argparse.Namespace, kind: type[FinetuneConfig]) -> 
                 check_model(asked.policy.model, runs)
             run = new_finetune(asked, runs)
     config = run.config
+    if run.resumed and (result := finished(run.uri, config.steps, FinetuneResult)) is not None:
+        more = f"rlvf {kind.method} --resume {shlex.quote(run.name)} --steps N"
+        say(f"{run.name} has made all of its {result.steps} steps; more: {more}")
+        _show(given, kind, run.name, asdict(result))
+        return
     say_unused_up(config.cluster)
     prepare_workplace(config.cluster)
     if run.resumed:
@@ -79,16 +86,19 @@ def train_on_examples(given: argparse.Namespace, kind: type[FinetuneConfig]) -> 
         return of_kind[kind.method](without_secrets(named), run.uri if run.resumed else None)
 
     try:
-        policy = in_workplace(config.cluster, config.placement, work)
+        in_workplace(config.cluster, config.placement, work)
     except BaseException as error:
         if is_finetune(run.uri) and not isinstance(error, ValueError):
             say(f"stopped; go on with: rlvf {kind.method} --resume {shlex.quote(run.name)}")
         raise
-    figures = json.loads(place.read_text(place.join(run.uri, RESULT), 2**20))
-    say(finetune_outcome(kind.method, run.name, figures))
+    _show(given, kind, run.name, json.loads(place.read_text(place.join(run.uri, RESULT), 2**20)))
+
+
+def _show(given: argparse.Namespace, kind: type[FinetuneConfig], name: str, figures: Mapping[str, Any]) -> None:
+    say(finetune_outcome(kind.method, name, figures))
     if figures.get("report") and Path(figures["report"]).exists():
         say(f"report: {figures['report']}")
     if given.json:
         print(json.dumps({name: figures[name] for name in ("run", "policy", "steps", "held_out", "before", "after")}))
     else:
-        print(printable(str(place.local_path(policy) or policy)))
+        print(printable(str(place.local_path(figures["policy"]) or figures["policy"])))

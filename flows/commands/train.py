@@ -6,13 +6,13 @@ import shlex
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from flows.commands.command import Command, say
 from flows.commands.unused_up import say_unused_up
 from flows.commands.workplace import in_workplace, prepare_workplace
 from flows.config import TrainConfig
 from flows.options.reading import add_options, read_config
+from flows.report.result import TrainResult, finished
 from flows.report.summary import run_name, summary
 from flows.run.display import Display
 from flows.run.opened import Opened
@@ -45,9 +45,6 @@ from rl.judging import BrokenVerifierError
 from rl.lora_config import OtherBaseError
 from tasks.calls.base import BaseLost
 
-if TYPE_CHECKING:
-    from flows.report.result import TrainResult
-
 EXAMPLES = """
 rlvf train                                             the tiny policy on arithmetic, made in code
 rlvf train --problems problems.csv --steps 100         your problems: CSV, JSON Lines or Parquet
@@ -72,6 +69,7 @@ FIRST = (
     ),
     *("staleness", "run", "resume", "config", "json"),
 )
+DONE_WITHOUT_STEPS = {"evals", "tracking", "checkpoint"}  # options that a run does something for after its last step
 RESULTS = tuple(
     f"{what}_{when}"
     for what in ("reward", "reward_sampled", "pass_rate", "sampled", "error_rate")
@@ -97,6 +95,11 @@ def _run(given: argparse.Namespace) -> None:
             except NotARun:
                 say_unused_up()
                 raise
+            if (result := _finished(run)) is not None:
+                more = f"rlvf train --resume {shlex.quote(run_name(run))} --steps N"
+                say(f"{run_name(run)} has made all of its {run.steps} steps; more: {more}")
+                _show(given, run, result, result.seconds)
+                return
         say_unused_up(run.config.cluster)
         prepare_workplace(run.config.cluster)
         trusted(run, given.trust, ask=True)
@@ -129,7 +132,16 @@ def _run(given: argparse.Namespace) -> None:
             by = f" by what failed on {worker}" if (worker := worker_of(error)) is not None else ""
             say(f"stopped{by}; {_first(error)}go on with: rlvf train --resume {shlex.quote(run_name(run))}")
         raise
-    seconds = time.monotonic() - began
+    _show(given, run, result, time.monotonic() - began)
+
+
+def _finished(run: Run) -> TrainResult | None:
+    """The result of a run with nothing left to do: no step, no new evaluation or other record."""
+    changed = {line.partition(":")[0].partition(".")[0] for line in run.changes()}
+    return None if changed & DONE_WITHOUT_STEPS else finished(run.uri, run.steps, TrainResult)
+
+
+def _show(given: argparse.Namespace, run: Run, result: TrainResult, seconds: float) -> None:
     figures = asdict(result)
     if given.json:
         keys = ("run", "steps", "held_out", *RESULTS, "sets", "rollouts_per_second")
@@ -156,7 +168,7 @@ def _in_vain(error: BaseException) -> bool:
     return isinstance(error, ValueError | LockLostError)
 
 
-def _train(run: Run, display: Display) -> "TrainResult":
+def _train(run: Run, display: Display) -> TrainResult:
     display.say(f"run {run_name(run)}")
     with put_off():
         from flows.train import train  # with torch and prefect: not before the command line is known to be good

@@ -4,13 +4,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from infra.runs.checkpoints import Best
+from flows.start.runs import local_folder
+from flows.start.tracked import is_told
+from infra.home import rlvf_home
+from infra.runs.checkpoints import MODEL, Best
 from infra.runs.mlflow_run import Page
+from infra.runs.record import RESULT, read_about
+from infra.storage import place
+from infra.storage.typed import DamagedError, read_typed
 
 if TYPE_CHECKING:
     from tasks.evaluate import Evaluation
+
+T = TypeVar("T", "TrainResult", "FinetuneResult")
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,34 @@ class TrainResult:
     best: Best | None  # the version that was kept as the best
     page: Page
     flow_run_id: str | None  # of Prefect
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """How a run ended."""
+
+    run: str  # its URI
+    policy: str  # the model, in Hugging Face layout
+    steps: int
+    held_out: int  # examples that were kept out of training, of which the figures are
+    before: dict[str, float]  # at version 0; empty where nothing is held out
+    after: dict[str, float]
+    seconds: float  # of this session
+    report: str | None  # None where tracking.report is false
+    page: Page
+
+
+def finished(uri: str, steps: int | None, kind: type[T]) -> T | None:
+    """How the run at ``uri`` ended, where it has made these steps, its model is there and MLflow has all: a resume has
+    nothing to do."""
+    try:
+        if read_about(uri, local_folder(uri, rlvf_home())).get("status") != "finished" or not is_told(uri):
+            return None
+        found = read_typed(place.join(uri, RESULT), kind, "")
+    except DamagedError:
+        return None
+    has_model = place.exists(place.join(uri, MODEL))
+    return found if found is not None and has_model and (found.run, found.steps) == (uri, steps) else None
 
 
 def kept_pace(path: Path) -> tuple[float, dict[str, float]]:

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +15,7 @@ from prefect.runtime import flow_run
 
 from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig
 from flows.report.html import REPORT
+from flows.report.result import FinetuneResult
 from flows.report.summary import finetune_outcome
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.hold import Entered, Hold
@@ -27,7 +28,6 @@ from flows.start.lineage import note_on_lineage, trained_before
 from flows.start.runs import local_folder
 from flows.start.trust import remember
 from infra.runs.metric_log import read_metrics
-from infra.runs.mlflow_run import Page
 from infra.runs.record import METRICS, RESULT, begin_record, bring_record
 from infra.storage import place
 from infra.storage.retry_policy import RetryPolicy
@@ -39,21 +39,6 @@ from tasks.sets.example_set import ExampleSet, open_examples
 
 REFERENCE = "reference.npy"  # the examples' scores under the start model, NaN of those that are not computed yet
 KEEP_SECONDS = 30.0  # of computing them that a kill may cost
-
-
-@dataclass(frozen=True)
-class FinetuneResult:
-    """How a run ended."""
-
-    run: str  # its URI
-    policy: str  # the model, in Hugging Face layout
-    steps: int
-    held_out: int  # examples that were kept out of training, of which the figures are
-    before: dict[str, float]  # at version 0; empty where nothing is held out
-    after: dict[str, float]
-    seconds: float  # of this session
-    report: str | None  # None where tracking.report is false
-    page: Page
 
 
 class Finetuning(Entered):

@@ -1,7 +1,7 @@
 """The tracker of a run that goes on."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from flows.run.bookkeeping import Kept
@@ -32,3 +32,6 @@ def tracker_of(
     ) as tracker:
         save_mlflow_run(run.uri, tracker.run_id)  # for a start after one that is killed from here on
         yield tracker
+    with suppress(Exception):  # the run has done its work; one that is resumed tells MLflow again
+        check()
+        save_mlflow_run(run.uri, tracker.run_id, told=tracker.told)

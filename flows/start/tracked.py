@@ -21,6 +21,7 @@ class Tracked:
 
     run_id: MlflowId | None
     run: str | None = None  # the URI of the run that it belongs to; None in a file of an older version
+    told: bool = False  # whether MLflow has all of the run's last session
 
 
 def mlflow_run(uri: str) -> str | None:
@@ -39,9 +40,14 @@ def mlflow_run(uri: str) -> str | None:
     return found.run_id
 
 
-def save_mlflow_run(uri: str, run_id: str | None) -> None:
+def save_mlflow_run(uri: str, run_id: str | None, *, told: bool = False) -> None:
     """Write the file."""
-    place.write_text(place.join(uri, TRACKING), TypeAdapter(Tracked).dump_json(Tracked(run_id, uri)).decode())
+    place.write_text(place.join(uri, TRACKING), TypeAdapter(Tracked).dump_json(Tracked(run_id, uri, told)).decode())
+
+
+def is_told(uri: str) -> bool:
+    """Whether MLflow has all of the run. Raises DamagedError."""
+    return (found := _read(uri)) is not None and found.told
 
 
 def mlflow_owner(uri: str) -> Owner:

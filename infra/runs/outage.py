@@ -62,6 +62,11 @@ class Uploads:
         self._said = False
         self._next_attempt = 0.0
 
+    @property
+    def left(self) -> bool:
+        """Whether a file is still to be stored."""
+        return bool(self._left)
+
     def add(self, path: str, upload: Upload) -> None:
         """Have `upload` store the file at `path`."""
         self._left[path] = upload

@@ -102,6 +102,7 @@ class Tracker:
         self._have: dict[str, int] = {}  # the last step of each metric in MLflow
         self._uploads = Uploads(masked(uri), self._run.is_served)
         self._status: Status | None = None
+        self.told = False  # whether MLflow has all, once this has finished
         self._away_since: float | None = None
         self._next_attempt = 0.0
         home.mkdir(parents=True, exist_ok=True)
@@ -219,6 +220,7 @@ class Tracker:
                 while may_be_back(self._away_since) and not self._is_over():
                     time.sleep(AGAIN_SECONDS)
                     failure = self._deliver()
+            self.told = failure is None and not self._uploads.left
             if failure is not None and not self._guest:
                 logger.warning("MLflow at %s %s", masked(self._run.uri), lacks(self._have, self._log.last))
 

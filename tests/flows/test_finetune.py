@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from flows.finetune_config import DpoConfig, FinetuneConfig, SftConfig
 from flows.options.reading import OptionError, read_config
+from flows.report.result import FinetuneResult, finished
 from flows.start.finetunes import resumed_finetune, with_made_model
 from infra.storage import store
 from rl.problems.examples import DemonstrationsConfig
@@ -64,6 +65,7 @@ def test_demonstrations_are_learned(lab: Any, files: Path) -> None:
 
 def test_what_was_made_is_trained_and_evaluated_by_the_runs_name(lab: Any, files: Path) -> None:
     run = tune(lab, "sft", files, steps="2")
+    assert finished(str(run), 2, FinetuneResult) is not None
     with lab.prefect():
         config = with_made_model(read_config(SftConfig, file=None, overrides={"policy": run.name}), str(run.parent))
     assert config.policy.model == str(run / "model")

@@ -16,6 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from flows.report.result import TrainResult, finished
 from infra.storage import place as places
 from infra.storage import store
 from infra.weights.publisher import Publisher
@@ -142,6 +143,7 @@ def task_runs(prefect: Any, flow_run: Any) -> dict[str, str]:
 def test_a_policy_is_never_staler_than_asked(lab: Any, staleness: int) -> None:
     result = lab.train(steps="4", staleness=str(staleness))
     run = Path(result.run)
+    assert finished(result.run, 4, TrainResult) == result
     ages = lab.metrics(run, "staleness/max")
     assert list(ages) == [1, 2, 3, 4]
     assert max(ages.values()) <= staleness

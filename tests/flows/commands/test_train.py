@@ -1,5 +1,6 @@
-"""`rlvf train`: what it says when it is stopped."""
+"""`rlvf train`: what it says when it is stopped, and of a run that has nothing left to do."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 from flows.cli import main
 from flows.commands import train
 from flows.config import TrainConfig
+from flows.report.result import held_out_figures
 from flows.start.lineage import save_problems
 from flows.start.runs import Run
+from flows.start.tracked import save_mlflow_run
+from infra.storage import place
 from rl.judging import BrokenVerifierError
 from tasks.sets.problem_set import open_problems
 
@@ -79,3 +83,46 @@ def test_a_run_is_named_before_torch_is_imported_for_it(monkeypatch: pytest.Monk
     with pytest.raises(ImportError):
         train._train(Run("s3://bucket/mine", TrainConfig(), resumed=False), SimpleNamespace(say=said.append))  # type: ignore[arg-type]
     assert said == ["run s3://bucket/mine"]
+
+
+def test_of_a_finished_run_it_says_so_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def starts(*_: Any) -> None:
+        raise NotADirectoryError("started")
+
+    monkeypatch.setattr(train, "prepare_workplace", starts)
+    run = Run(str(tmp_path / "home" / "runs" / "mine"), TrainConfig(steps=3), resumed=False)
+    run.save_config()
+    ended = {name: 0.5 for name in held_out_figures(None, None) if name not in ("held_out", "sets")}
+    unsaid = dict.fromkeys(("report", "best", "flow_run_id"))
+    ended |= {"run": run.uri, "steps": 3, "held_out": 9, "sets": {}, "rollouts_per_second": 8.0, "seconds": 7.0}
+    ended |= {
+        "stages": {},
+        "lost": {},
+        "limit": "",
+        "picture": "reward.png",
+        "checkpoint": f"{run.uri}/model",
+        **unsaid,
+    }
+    place.write_text(f"{run.uri}/result.json", json.dumps({**ended, "page": {"command": None, "url": "http://h/#/1"}}))
+    place.write_text(f"{run.uri}/about.json", '{"status": "finished"}')
+    place.write_text(f"{run.uri}/model/config.json", "{}")
+
+    def goes_on(*words: str) -> bool:
+        with pytest.raises(SystemExit):
+            main(["train", "--resume", "mine", *words])
+        return "started" in capsys.readouterr().err
+
+    assert goes_on()  # MLflow has not all of it
+    save_mlflow_run(run.uri, "0123abcd", told=True)
+    main(["train", "--resume", "mine"])
+    said = capsys.readouterr()
+    assert said.err == "rlvf: mine has made all of its 3 steps; more: rlvf train --resume mine --steps N\n"
+    assert said.out.startswith("run         mine: 3 steps; 7 s")
+    main(["train", "--resume", "mine", "--json"])
+    assert json.loads(capsys.readouterr().out)["reward_after"] == 0.5
+    assert goes_on("--steps", "4")
+    assert goes_on("--tracking.report", "false")
+    place.write_text(f"{run.uri}/about.json", '{"status": "running"}')  # a session with other settings that was killed
+    assert goes_on()
