@@ -24,7 +24,7 @@ from flows.run.step_time import weights_read
 from flows.run.tracker import tracker_of
 from flows.run.workplace import Workplace
 from flows.start.finetunes import Finetune
-from flows.start.lineage import note_on_lineage, trained_before
+from flows.start.lineage import note_on_few, note_on_lineage, trained_before
 from flows.start.runs import local_folder
 from flows.start.trust import remember
 from infra.runs.metric_log import read_metrics
@@ -35,7 +35,7 @@ from rl.problems.examples import Example
 from rl.records import Learned
 from tasks.calls.tuner import Tuner
 from tasks.fit import check_examples, measure, reference_scores
-from tasks.sets.example_set import ExampleSet, open_examples
+from tasks.sets.example_set import ExampleSet, conversation, open_examples
 
 REFERENCE = "reference.npy"  # the examples' scores under the start model, NaN of those that are not computed yet
 KEEP_SECONDS = 30.0  # of computing them that a kill may cost
@@ -58,6 +58,8 @@ class Finetuning(Entered):
         self._reference: StartScores | None = None  # where the objective compares with the start model
         self._figures: dict[int, dict[str, float]] = {}  # of held-out examples, by step
         notes = list(self.run.notes)
+        if config.held_out is None and not examples.held_out:
+            notes.append(note_on_few(examples.name, len(set(map(conversation, examples.train)))))
         if not run.resumed:  # what it began from may be gone by now
             model = config.policy.model
             notes.append(note_on_lineage(model, examples.held_out, trained_before(model)))

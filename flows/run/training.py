@@ -31,7 +31,7 @@ from flows.run.tracker import tracker_of
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_staleness, notes_on_tiny
 from flows.start.edited import edited, save_sources
-from flows.start.lineage import notes_on_prompts, save_problems
+from flows.start.lineage import notes_on_held_out, notes_on_prompts, save_problems
 from flows.start.runs import Run, local_folder
 from flows.start.trust import remember
 from infra.dispatch.shares import Sizes
@@ -78,6 +78,7 @@ class Training:
         judging = check_verifiers(workplace.dispatch, self._opened.verifiers, self.problems.longest())
         judges = what_judges(self.problems, self.evaluations.plans)
         notes = [*notes_on_prompts(config.policy.model, self.problems), judges, *judging]
+        notes += notes_on_held_out(config.held_out, self.problems)
         notes += notes_on_tiny(config.policy.model, self.problems.some())
         notes += notes_on_staleness(config.staleness, self.algorithm, resumed=run.resumed)
         for note in filter(None, notes):
@@ -211,8 +212,6 @@ class Training:
         began = time.perf_counter()
         if policy.step in (0, self.config.steps):
             self.workplace.display.stage("evaluate")
-        if not self.problems.held_out and policy.step == 0:
-            self.workplace.display.say("no problems are held out of training, so there is no evaluation on such")
         self.evaluations.make(policy)
         if policy.step < self.config.steps:  # after the last step there is none to be longer for it
             self._time.leave_out(time.perf_counter() - began)

@@ -76,6 +76,25 @@ def notes_on_prompts(model: str, problems: ProblemSet) -> list[str]:
     return notes
 
 
+def notes_on_held_out(held_out: int | None, problems: ProblemSet) -> list[str]:
+    """For people: of which sets none is held out, and why."""
+    if held_out == 0:
+        return ["no problems are held out of training, so there is no evaluation on such"]
+    prompts: dict[str, set[str]] = {}
+    for each in problems.drawn:
+        prompts.setdefault(each.set, set()).add(asked(each))
+    kept = {each.set for each in problems.held_out}
+    return [note_on_few(name, len(of)) for name, of in prompts.items() if name not in kept]
+
+
+def note_on_few(name: str, prompts: int) -> str:
+    """A line for people on a set of so few prompts that none is held out where no number is given."""
+    if prompts == 1:
+        return f"{name}: 1 prompt, which is trained on, and none to hold out and evaluate on; give more"
+    why = "a fifth of them, rounded down, is none; --held_out 1 holds one out"
+    return f"{name}: {prompts} prompts, none of which is held out to evaluate on: {why}"
+
+
 def note_on_lineage(model: str, held_out: Sequence[Problem], before: frozenset[bytes]) -> str:
     """A line for people where the policy has seen some of what is held out; empty where it has not."""
     seen = seen_among(held_out, before)

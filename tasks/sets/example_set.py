@@ -38,7 +38,7 @@ class ExampleSet:
         return rows.draw(range(len(self.train)), seed, step, step * batch, batch, batch)
 
 
-def _conversation(example: Example) -> str:
+def conversation(example: Example) -> str:
     """What it begins with, case and blanks aside: turns of one conversation are all held out, or none."""
     earlier = example.instructions.examples if example.instructions else ()
     return rows.normalized(earlier[0][0] if earlier else example.prompt)
@@ -61,7 +61,7 @@ def open_examples(config: ExamplesConfig, held_out: int | None, *, plain: bool =
             "would judge others than it has seen: give one question each"
         )
     try:
-        train, kept = rows.split(with_words(found, config.system, config.template), held_out, _conversation)
+        train, kept = rows.split(with_words(found, config.system, config.template), held_out, conversation)
     except ProblemError as error:
         raise ProblemError(f"{given}: {error}") from error
     name = PurePosixPath(masked(config.path)).name.partition(".")[0] or "examples"

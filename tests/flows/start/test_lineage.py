@@ -10,12 +10,20 @@ from flows.options.reading import read_config
 from flows.run.opened import Opened
 from flows.start.as_trained import asked_evaluation
 from flows.start.finetunes import new_finetune
-from flows.start.lineage import note_on_lineage, notes_on_prompts, save_problems, saved_before, trained_before
+from flows.start.lineage import (
+    note_on_lineage,
+    notes_on_held_out,
+    notes_on_prompts,
+    save_problems,
+    saved_before,
+    trained_before,
+)
 from flows.start.runs import Run, new_run
 from flows.start.trust import remember
 from rl.config import PolicyConfig
 from rl.problems.rows import asked
 from tasks.sets.example_set import open_examples
+from tasks.sets.problem_set import open_problems
 
 
 def sums(folder: Path, name: str, *numbers: int) -> str:
@@ -99,3 +107,20 @@ def test_a_run_that_begins_anew_where_one_had_hardly_begun_keeps_its_own_example
 def test_a_model_of_no_run_was_trained_on_nothing_that_is_known(tmp_path: Path) -> None:
     for model in ("tiny", "Qwen/Qwen3-0.6B", "someone/model", str(tmp_path / "model"), "model"):
         assert trained_before(model) == frozenset()
+
+
+def test_of_too_few_prompts_to_hold_one_out_it_is_said_why(tmp_path: Path) -> None:
+    def said(rows: int, held_out: int | None = None) -> list[str]:
+        file = tmp_path / "few.csv"
+        file.write_text("problem,answer\n" + "".join(f"add 1 to {row},{row + 1}\n" for row in range(rows)))
+        config = read_config(TrainConfig, file=None, overrides={"problems": str(file)})
+        return notes_on_held_out(held_out, open_problems(config.sets, config.verifier, held_out, seed=0))
+
+    (line,) = said(4)
+    assert line == (
+        "few: 4 prompts, none of which is held out to evaluate on: a fifth of them, rounded down, is none; --held_out "
+        "1 holds one out"
+    )
+    assert said(1) == ["few: 1 prompt, which is trained on, and none to hold out and evaluate on; give more"]
+    assert said(4, 1) == said(5) == []
+    assert said(4, 0) == ["no problems are held out of training, so there is no evaluation on such"]
