@@ -1,6 +1,7 @@
 """The parser of the command line: a mistake is one line, and help begins with examples and the usual options."""
 
 import argparse
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ class OneLineParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, examples: str = "", first: Sequence[str] = (), **kwargs: Any) -> None:
         raw = argparse.RawDescriptionHelpFormatter
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": raw, **kwargs, "add_help": False})
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # as of Python 3.14: -1e-4 is a number, no option
         self._examples, self._first = examples.strip().splitlines(), first
         if first:
             words = f"these options; {ALL}: every option, by section"

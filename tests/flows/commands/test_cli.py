@@ -92,6 +92,7 @@ RUN = "from flows.cli import main; main()"
             "train --cluster.scheduler here",
             "--cluster.scheduler 'here': is no address of a scheduler; write it like tls://192.168.1.5:8786",
         ),
+        ("train --optimizer.lr -1e-4", "--optimizer.lr: '-1e-4' is not allowed; give a number or null, above 0"),
         ("train --batch.samples 1", "--batch.samples: '1' is not allowed; give a whole number, at least 2"),
         ("train --config none.yaml", "none.yaml: no such file"),
         ("train --problems none.csv", "none.csv: no such file"),
