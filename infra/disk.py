@@ -19,6 +19,7 @@ from functools import cache
 from multiprocessing.util import Finalize
 from pathlib import Path
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
@@ -37,10 +38,25 @@ def temporary_beside(path: Path) -> Iterator[Path]:
                 break
             os.close(lock)  # `sweep` took it before it was locked
     try:
-        yield made
+        with naming(path):
+            yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
         os.close(lock)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names the path in an error that says that its disk is full: a write that fails names no file, nor do libraries.
+    Raises OSError with that name."""
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, OSError) and error.filename is not None
+        number = next((full for full in FULL if os.strerror(full) in str(error)), None)
+        if known or number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 @cache
@@ -98,7 +114,7 @@ def take(source: Path, target: Path, move: bool) -> None:
     try:
         shutil.copyfile(source, target)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
         raise OSError(error.errno, error.strerror, str(target)) from error  # which is named second, if at all
 
@@ -226,7 +242,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     made = _temporary_name(path)
     try:
         # born with its permissions: a secret is never readable by others, not for a moment
-        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123
+        with naming(path), open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123
             file.write(data)
         _flush(made)
         made.replace(path)

@@ -221,7 +221,7 @@ def _plain(span: Span) -> dict[str, Any]:
 
 
 def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with disk.naming(path), path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
         size = file.tell()
     if size > KEPT_BYTES:

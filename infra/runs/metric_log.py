@@ -18,7 +18,7 @@ from typing import Annotated, Self
 from pydantic import Field, TypeAdapter
 from pydantic_core import from_json
 
-from infra.disk import write_file
+from infra.disk import naming, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class MetricLog:
             return None
         line = MetricLine(step, time.time_ns() // 1_000_000, fresh, plan)
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
+            with naming(self.path), self.path.open("a", encoding="utf-8") as file:
                 file.write(line.dumps() + "\n")
                 file.flush()
                 os.fsync(file.fileno())

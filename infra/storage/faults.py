@@ -3,14 +3,16 @@
 import errno
 import os
 import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from infra.disk import FULL
 from infra.errors import causes, one_line, worker_of
 from infra.home import rlvf_home
 from infra.storage.kinds import KINDS
 from infra.storage.manifest import StoreError
 
-FULL = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 SQLITE_FULL = "database or disk is full"
 NO_SPACE = 1 << 20  # bytes free, below which a full disk is taken for the cause of any failure
@@ -26,13 +28,13 @@ def explained(error: BaseException) -> str | None:
     where = "" if worker is None else f"{worker}: "
     for each in chain:
         if isinstance(each, OSError) and each.errno in FULL:
-            return where + _full(each.filename, worker, quota=each.errno == errno.EDQUOT)
+            return where + _full(_named(chain), worker, quota=each.errno == errno.EDQUOT)
         said = str(each)  # by a library's own exception
         if (quota := os.strerror(errno.EDQUOT) in said) or os.strerror(errno.ENOSPC) in said or SQLITE_FULL in said:
             return where + _full(None, worker, quota=quota)
     known = next((where + line for each in chain if (line := _line_for(each)) is not None), None)
     if known is None and (space := _free(rlvf_home())) is not None and space < NO_SPACE:
-        return f"{_full(None)} ({one_line(error)})"
+        return f"{_full(str(rlvf_home()))} ({one_line(error)})"
     return known
 
 
@@ -80,15 +82,38 @@ def _line_for(error: BaseException) -> str | None:
     return next((line for kind in KINDS if (line := kind.explain(error)) is not None), None)
 
 
-def _full(name: object, worker: str | None = None, *, quota: bool = False) -> str:
+def _full(path: str | None, worker: str | None = None, *, quota: bool = False) -> str:
     """No space left, on the disk or of a quota, here or on that worker's machine, whose home is its own."""
     what = "the quota of the storage is used up" if quota else "no space left on the disk"
-    where = f" for {os.fsdecode(name)}" if isinstance(name, str | bytes) else ""
-    home = f"RLVF_HOME (now {rlvf_home()})" if worker is None else "that worker's RLVF_HOME"
+    where = "" if path is None else f" for {path}"
     return (
-        f"{what}{where}; free some, or set {home} or RLVF_STORAGE to another one; what was saved "
-        "before is there, and a run goes on by --resume"
+        f"{what}{where}; free some, or {_elsewhere(path, worker)}; what was saved before is there, and a run goes on "
+        "by --resume"
     )
+
+
+def _elsewhere(path: str | None, worker: str | None) -> str:
+    """How another disk is named than the one that `path` is on."""
+    home = f"RLVF_HOME (now {rlvf_home()})" if worker is None else "that worker's RLVF_HOME"
+    storage = os.environ.get("RLVF_STORAGE")
+    if path is None or _within(path, str(rlvf_home())):
+        return f"set {home} or RLVF_STORAGE to another one"
+    if storage and _within(path, storage):
+        return f"set RLVF_STORAGE (now {storage}) to another one"
+    if _within(path, tempfile.gettempdir()) and f"{os.sep}rlvf-{os.getuid()}{os.sep}" in path:
+        return "set TMPDIR to another one"
+    own = "" if worker is None else ", what is that worker's own by its RLVF_HOME"
+    return f"name another, a run's by --run or RLVF_STORAGE{own}"
+
+
+def _within(path: str, folder: str) -> bool:
+    return Path(path).absolute().is_relative_to(Path(folder).absolute())
+
+
+def _named(chain: Sequence[BaseException]) -> str | None:
+    """The file that an error about a full disk names, among an error and its causes."""
+    full = (each.filename for each in chain if isinstance(each, OSError) and each.errno in FULL)
+    return next((os.fsdecode(name) for name in full if isinstance(name, str | bytes)), None)
 
 
 def _free(folder: Path) -> int | None:

@@ -9,11 +9,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
+from infra.disk import own_folder
 from infra.errors import mark_worker
-from infra.storage import store
+from infra.storage import place, store
 from infra.storage.faults import explained
 from infra.storage.manifest import NotThere, Torn
 
@@ -61,7 +64,10 @@ def test_a_fault_of_a_worker_s_machine_names_it_and_no_home_of_this_one(
     mark_worker(full, "jetson")
     line = explained(pickle.loads(pickle.dumps(full)))
     assert line is not None
-    assert line.startswith("jetson: no space left on the disk for /cache/x; free some, or set that worker's RLVF_HOME")
+    assert line.startswith(
+        "jetson: no space left on the disk for /cache/x; free some, or name another, a run's by --run"
+    )
+    assert "what is that worker's own by its RLVF_HOME" in line
     assert str(tmp_path) not in line
     torn = Torn("v3 is torn")
     mark_worker(torn, "jetson")
@@ -103,7 +109,14 @@ def test_a_full_disk_is_called_one_and_what_is_there_stays(
             store.write_folder(f"{small_disk}/run/state/1", made)
     with pytest.raises(OSError, match="No space left") as full:
         store.write_folder(f"{small_disk}/run/state/2", made)
-    assert (explained(full.value) or "").startswith("no space left on the disk")
+    assert (explained(full.value) or "").startswith(f"no space left on the disk for {small_disk}/run/state/")
+    with pytest.raises(OSError, match="No space left") as small:
+        place.write_bytes(f"{small_disk}/run/big.json", bytes(3 * 10**6))
+    assert (explained(small.value) or "").startswith(f"no space left on the disk for {small_disk}/run/big.json; free")
+    tensors = {"weight": np.zeros(10**6, np.float32)}
+    with pytest.raises(OSError, match="No space left") as of_library, store.scratch(f"{small_disk}/run") as folder:
+        save_file(tensors, folder / "model.safetensors")
+    assert f" for {small_disk}/run/scratch; free" in (explained(of_library.value) or "")
     assert store.versions(f"{small_disk}/run/state") == [1]
     with store.read_folder(f"{small_disk}/run/state/1") as whole:
         assert whole.manifest.size == 10**6
@@ -113,7 +126,24 @@ def test_a_full_disk_is_called_one_and_what_is_there_stays(
     line = explained(
         RuntimeError("(sqlite3.OperationalError) disk I/O error")
     )  # who else meets it says it in his words
-    assert (line or "").startswith("no space left on the disk")
+    assert (line or "").startswith(f"no space left on the disk for {small_disk}; free some, or set RLVF_HOME (now ")
+
+
+def test_the_advice_of_a_full_disk_is_of_the_folder_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLVF_HOME", f"{tmp_path}/home")
+    monkeypatch.setenv("RLVF_STORAGE", f"{tmp_path}/share")
+
+    def advised(path: str) -> str:
+        line = explained(OSError(errno.ENOSPC, "No space left on device", path))
+        assert line is not None
+        return line.partition("; free some, or ")[2].partition(";")[0]
+
+    assert advised(f"{tmp_path}/home/x") == f"set RLVF_HOME (now {tmp_path}/home) or RLVF_STORAGE to another one"
+    assert advised(f"{tmp_path}/share/runs/x") == f"set RLVF_STORAGE (now {tmp_path}/share) to another one"
+    assert advised("/elsewhere/run/state/1") == "name another, a run's by --run or RLVF_STORAGE"
+    assert advised(str(own_folder() / "weights")) == "set TMPDIR to another one"
 
 
 def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
