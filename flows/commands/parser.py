@@ -1,8 +1,10 @@
-"""The parser of the command line: a mistake is one line, and help begins with examples and the usual options."""
+"""The parser of the command line: a mistake is one line, which follows help where no command is named, and help begins
+with examples and the usual options."""
 
 import argparse
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -44,8 +46,10 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         for action in self._actions:
             if action.choices and message.endswith(f"required: {action.metavar or action.dest}"):
-                what = "a command" if action.metavar else "what to do"
-                message = f"name {what}: {', '.join(map(str, action.choices))}"
+                message = f"name what to do: {', '.join(map(str, action.choices))}"
+                if isinstance(action, argparse._SubParsersAction):
+                    print(self.format_help(), file=sys.stderr)
+                    message = "name a command"
         if message.endswith("expected one argument"):
             message += " (one that starts with a minus sign is written after =)"
         say("; ".join(filter(None, (part.strip() for part in message.splitlines()))))

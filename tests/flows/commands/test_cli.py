@@ -26,8 +26,6 @@ RUN = "from flows.cli import main; main()"
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", f"name a command: {', '.join(NAMES)}"),
-        ("bench", "name a command: sync, update, generate, fit, generators, soak"),
         ("verifier", "name what to do: serve"),
         ("train --lora true", "unknown option --lora; did you mean --policy.lora?"),
         ("train --use_vllm true", "unknown option --use_vllm; did you mean --policy.engine?"),

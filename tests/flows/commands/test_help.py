@@ -24,6 +24,22 @@ NAMES = [command.name for command in commands()]
 RUN = "from flows.cli import main; main()"
 
 
+@pytest.mark.parametrize(
+    ("words", "named"), [([], NAMES), (["bench"], "sync update generate fit generators soak".split())]
+)
+def test_without_a_command_all_are_shown_as_help_shows_them(
+    words: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    shown = capsys.readouterr().out
+    with pytest.raises(SystemExit) as missed:
+        main(words)
+    said = capsys.readouterr()
+    assert (missed.value.code, said.out, said.err) == (2, "", f"{shown}\nrlvf: name a command\n")
+    assert [re.search(rf"^    {name}( |$)", shown, re.MULTILINE) is not None for name in named] == [True] * len(named)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [[], ["train"], *(pytest.param([name], marks=pytest.mark.slow) for name in NAMES if name != "train")]
