@@ -20,6 +20,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
+FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 

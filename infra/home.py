@@ -1,8 +1,13 @@
 """Where rlvf keeps its things."""
 
+import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from infra.disk import FORBIDDEN
 
 NAME = ".rlvf"
 # of what rlvf puts into a home: the folders, MLflow's database, with the files that SQLite puts beside it, and what is
@@ -62,11 +67,32 @@ def home_line() -> str:
 def private_home(home: Path) -> None:
     """Make the home, or make an existing one, a folder that only its owner opens: databases, logs and prompts lie in
     it with whatever rights their libraries give them. A folder that is not this user's, or holds other things, is left
-    as it is: in it what is rlvf's is made, or made private, before anything lies there."""
+    as it is: in it what is rlvf's is made, or made private, before anything lies there. Raises ValueError where that
+    cannot be written."""
+    with writing(home):
+        _make_private(home)
+
+
+@contextmanager
+def writing(home: Path) -> Iterator[None]:
+    """Makes a ValueError of a home that cannot be made or written: it is where this user or another has put it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FORBIDDEN | {errno.ENOENT, errno.ENOTDIR}:
+            raise
+        raise ValueError(
+            f"{error.filename} cannot be written ({error.strerror}); set RLVF_HOME to a folder that can, now {home}"
+        ) from error
+
+
+def _make_private(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     found = home.stat()
     mine, shared = found.st_uid == os.getuid(), found.st_mode & stat.S_ISVTX
     if not mine and not shared:
+        if not os.access(home, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(home))
         return
     if mine and not shared and all(_is_ours(path.name) for path in home.iterdir()):
         _close(home)

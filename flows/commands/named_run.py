@@ -9,9 +9,8 @@ from flows.commands.unused_up import say_unused_up
 from flows.config import TrainConfig
 from flows.start.runs import Run, known_run
 from flows.start.trust import refuse_odd_files, trusted
-from infra.disk import FULL
+from infra.disk import FORBIDDEN, FULL
 from infra.home import runs_uri
-from infra.storage.faults import FORBIDDEN
 from infra.storage.usable import named_storage_errors
 
 UNWRITABLE = FULL | FORBIDDEN | {errno.ENOENT, errno.ENOTDIR}

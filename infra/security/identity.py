@@ -16,7 +16,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cryptography import x509
@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ValidationError
 
 from infra import disk
+from infra.home import writing
 from infra.security import bundles, certificates
 from infra.security.bundles import SECRET, SETTING, Bundle, Settings
 from infra.security.certificates import SecurityError
@@ -221,8 +222,10 @@ def _install(bundle: Bundle, home: Path) -> Settings:
 @contextmanager
 def _writing(home: Path) -> Iterator[None]:
     """Excludes other processes from changing the certificates of this home."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (home / ".certs.lock").open("a") as lock:  # beside the folder, which may be set aside
+    with ExitStack() as stack:
+        with writing(home):
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = stack.enter_context((home / ".certs.lock").open("a"))  # beside the folder, which may be set aside
         fcntl.flock(lock, fcntl.LOCK_EX)
         disk.sweep_files(certs_folder(home))
         yield

@@ -7,13 +7,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.disk import FULL
+from infra.disk import FORBIDDEN, FULL
 from infra.errors import causes, one_line, worker_of
 from infra.home import rlvf_home
 from infra.storage.kinds import KINDS
 from infra.storage.manifest import StoreError
 
-FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 SQLITE_FULL = "database or disk is full"
 NO_SPACE = 1 << 20  # bytes free, below which a full disk is taken for the cause of any failure
 # an answer rather than a failure to get one
@@ -117,8 +116,9 @@ def _named(chain: Sequence[BaseException]) -> str | None:
 
 
 def _free(folder: Path) -> int | None:
-    """Bytes that are left on the disk of `folder`."""
+    """Bytes that are left on the disk of `folder`; None of what is no disk, as /proc."""
     try:
-        return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+        usage = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists()))
     except OSError:
         return None
+    return usage.free if usage.total else None

@@ -8,6 +8,7 @@ from sqlalchemy import create_engine, text
 
 from infra.home import ForeignHomeError, home_line, private_home, rlvf_home, rlvf_storage, runs_uri
 from infra.runs.mlflow_run import home_database
+from infra.security.identity import own_certificates
 
 
 def test_a_home_that_cannot_be_one_is_a_line_and_another_user_s_is_left(
@@ -154,3 +155,20 @@ def test_others_do_not_look_into_the_home(tmp_path: Path) -> None:
         )
         assert {"prefect", "runs", "logs", "services", "mlflow.db"} <= set(rights)
         assert {name for name, mode in rights.items() if mode & 0o077} == set()
+
+
+def test_a_home_that_cannot_be_made_or_written_is_the_user_s_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = Path("/proc/nowhere")
+    for start in (private_home, own_certificates):
+        with pytest.raises(
+            ValueError, match=r"^/proc/nowhere cannot be written \(.*\); set RLVF_HOME to a folder that"
+        ):
+            start(nowhere)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o555)
+    monkeypatch.setattr("os.getuid", lambda: theirs.stat().st_uid + 1)
+    monkeypatch.setattr("os.access", lambda *_: False)  # of root, too
+    with pytest.raises(ValueError, match=r"/theirs cannot be written \(Permission denied\); set RLVF_HOME to a folder"):
+        private_home(theirs)
