@@ -144,10 +144,15 @@ def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problem
 def plan_in_log(config: EvalConfig, problems: ProblemSet, run: Run) -> str:
     """The same for two evaluations whose figures may be points of one curve; that of the run's own where it is sampled
     as the run samples."""
-    plan = digest_of(problems, config.samples)
-    if config.sampling == run.config.sampling and config.policy.dtype == run.config.policy.dtype:
-        return plan
-    return _digest([plan, config.sampling.model_dump(mode="json"), config.policy.dtype])[:16]
+    if _as_run(config, run):
+        return digest_of(problems, config.samples, config.sampling.max_tokens)
+    return _digest([digest_of(problems, config.samples), config.sampling.model_dump(mode="json"), config.policy.dtype])[
+        :16
+    ]
+
+
+def _as_run(config: EvalConfig, run: Run) -> bool:
+    return config.sampling == run.config.sampling and config.policy.dtype == run.config.policy.dtype
 
 
 def name_in_log(config: EvalConfig, problems: ProblemSet, run: Run, folder: Path, *, edited: bool = False) -> str:
@@ -159,7 +164,10 @@ def name_in_log(config: EvalConfig, problems: ProblemSet, run: Run, folder: Path
     own = [line.plan for line in lines if f"eval/{name}/pass_at_1" in line.metrics]
     earlier = [line.plan for line in read_metrics(_log_file(folder, name)) if line.plan]  # older versions kept none
     there = own or earlier
-    if not edited and (not there or there[-1] == plan_in_log(config, problems, run)):
+    same = {plan_in_log(config, problems, run)}
+    if _as_run(config, run):
+        same.add(digest_of(problems, config.samples))  # as older versions have it
+    if not edited and (not there or there[-1] in same):
         return name
     asked = [digest_of(problems, config.samples), config.sampling.model_dump(mode="json"), config.policy.dtype]
     return f"{name}-{_digest(asked)[:8]}"

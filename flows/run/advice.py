@@ -76,8 +76,8 @@ class Advice:
             return ""
         return (
             f"hint: {truncated:.0%} of the completions were cut at sampling.max_tokens {self.max_tokens}, before an "
-            "answer at their end: raise it, ask for less in problems.system, "
-            + ("or allow fewer turns" if self.turns else "or name a text that ends one in sampling.stop")
+            "answer at their end: go on with a higher one (--resume), or begin a run "
+            + ("with fewer turns" if self.turns else "that asks for less in problems.system or has a sampling.stop")
         )
 
     def _without_verdict(self, unjudged: float) -> str:

@@ -42,13 +42,14 @@ class Evaluations:
         export: Callable[[int, str, dict[str, Any]], str],
         mend: Mend,
     ) -> None:
-        """Take over what earlier sessions of the run have made, where it was of the same problems, verifiers and
-        samples: these may change when a run is resumed."""
+        """Take over what earlier sessions of the run have made, where it was of the same problems, verifiers, samples
+        and length: these may change when a run is resumed."""
         self._tracker, self._export, self._mend = tracker, export, mend
         for note in filter(None, (plan.note for plan in self.plans)):
             self._workplace.display.say(note)
-        others = set()
-        for line in logged:
+        others, lines = set(), tuple(logged)
+        self.plans = [plan.continuing(lines) for plan in self.plans]
+        for line in lines:
             for plan in self.plans:
                 if plan.metric("pass_at_1") not in line.metrics:
                     continue
@@ -58,8 +59,8 @@ class Evaluations:
                     others.add(plan.label)
         for name in sorted(others):
             self._workplace.display.say(
-                f"{name}: earlier figures are of other problems or prompts, another verifier or another number of "
-                "samples, or do not say of which: nothing is compared with them"
+                f"{name}: earlier figures are of other problems or prompts, another verifier, sampling.max_tokens or "
+                "number of samples, or do not say of which: nothing is compared with them"
             )
         best = best_version(self._run_uri, self._config.sync.patience)
         if self._config.checkpoint.keep_best and best is not None and best.plan != self.plans[0].digest:

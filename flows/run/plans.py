@@ -2,13 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
 from flows.config import HELD_OUT, EvaluationConfig, TrainConfig
 from flows.start.as_trained import set_as_trained
+from infra.runs.metric_log import MetricLine
 from rl.config import ProblemsConfig, VerifierConfig
 from rl.problems.tables import ProblemError
 from rl.records import Problem
@@ -26,6 +27,7 @@ class EvaluationPlan:
     every: int  # steps; 0: before the first and after the last one alone
     samples: int
     note: str = ""  # what it takes from the sets that are trained on
+    tokens: int | None = None  # of a completion, at most; None where figures of an older version do not tell it
 
     @property
     def label(self) -> str:
@@ -40,7 +42,12 @@ class EvaluationPlan:
     @cached_property
     def digest(self) -> str:
         """The same for two plans whose figures may be compared."""
-        return digest_of(self.problems, self.samples)
+        return digest_of(self.problems, self.samples, self.tokens)
+
+    def continuing(self, lines: Iterable[MetricLine]) -> "EvaluationPlan":
+        """The same, with the digest that older versions gave it where these lines have that."""
+        older = replace(self, tokens=None)
+        return older if any(line.plan == older.digest for line in lines) else self
 
     def metric(self, what: str) -> str:
         """The name of one of its figures."""
@@ -51,8 +58,8 @@ class EvaluationPlan:
         return step in (0, last) or (self.every > 0 and step % self.every == 0)
 
 
-def digest_of(problems: ProblemSet, samples: int) -> str:
-    """A digest of an evaluation's problems, their verifiers, and the samples of each problem."""
+def digest_of(problems: ProblemSet, samples: int, tokens: int | None = None) -> str:
+    """A digest of an evaluation's problems, their verifiers, the samples of each problem, and the tokens of one."""
     asked = [
         [problem.prompt, problem.target, problem.set, repr(problem.instructions), problem.extra]
         for problem in problems.held_out
@@ -62,7 +69,8 @@ def digest_of(problems: ProblemSet, samples: int) -> str:
     }
     if (environment := problems.environment) is not None:
         judges["environment of all others"] = [environment.name, environment.source]
-    said = json.dumps([asked, judges, samples], sort_keys=True, default=str)
+    told = [asked, judges, samples, *([] if tokens is None else [tokens])]
+    said = json.dumps(told, sort_keys=True, default=str)
     return sha256(said.encode()).hexdigest()[:16]
 
 
@@ -77,13 +85,13 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[EvaluationPlan]:
     if training.held_out and not any(each.path == HELD_OUT for each in asked):
         asked.append(EvaluationConfig(path=HELD_OUT))
     names = set_names([*config.sets, *(each for each in asked if each.path != HELD_OUT)])[len(config.sets) :]
-    found = []
+    found, tokens = [], config.sampling.max_tokens
     for each in asked:
         samples = each.samples or config.batch.samples
         if each.path == HELD_OUT:
             if not training.held_out:
                 raise ProblemError("evals: no problems are held out: leave out --held_out 0, or this evaluation")
-            found.append(EvaluationPlan("", _cut(training, each.limit), each.every, samples))
+            found.append(EvaluationPlan("", _cut(training, each.limit), each.every, samples, tokens=tokens))
             continue
         asked_for = _given(each)
         of = set_as_trained(asked_for, config)
@@ -94,7 +102,7 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[EvaluationPlan]:
             raise ProblemError(f"evals: {error}") from error
         name = names.pop(0)
         note = _taken(name, asked_for, of, config.verifier)
-        found.append(EvaluationPlan(name, _cut(problems, each.limit), each.every, samples, note))
+        found.append(EvaluationPlan(name, _cut(problems, each.limit), each.every, samples, note, tokens))
     return found
 
 

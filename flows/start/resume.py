@@ -37,6 +37,7 @@ MAY_CHANGE = (
     "algorithm.correction",  # whose bounds one is told to widen of which too much is left out
     "policy.device",
     "policy.engine",
+    "sampling.max_tokens",  # which one is told to lower that runs out of memory, to raise whose completions are cut
     "verifier.seconds",
     "verifier.memory_mb",
     "verifier.reads",

@@ -95,10 +95,11 @@ class Accumulation:
             smaller = self.passes.smaller(self.config, longest, self._policy.outputs)
             if smaller is None:
                 helps = [] if self.passes.checkpointing else ["optimizer.checkpointing on"]
-                helps += [*less_memory(self._policy), "a smaller sampling.max_tokens", "a smaller policy.model"]
+                others = one_of([*less_memory(self._policy), "a smaller policy.model"])
                 raise NoRoomError(
                     f"one sequence of {longest:,} tokens in a forward pass does not fit into the memory of "
-                    f"{self._policy.device}: give {one_of(helps)}"
+                    f"{self._policy.device}: give {one_of([*helps, 'a smaller sampling.max_tokens'])}, or to a new run "
+                    f"{others}"
                 )
             self.passes = smaller
             said = "; ".join(filter(None, (why, f"out of memory; {self.passes} from now on")))

@@ -7,9 +7,10 @@ import yaml
 
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config, to_yaml
-from flows.run.plans import digest_of, plans, what_judges
+from flows.run.plans import EvaluationPlan, digest_of, plans, what_judges
 from flows.start.as_trained import asked_of_run
 from flows.start.runs import without_secrets
+from infra.runs.metric_log import MetricLine
 from rl.judging import judge
 from rl.verifiers.built_in.countdown import INSTRUCTIONS
 from tasks.sets.problem_set import open_problems, problems_to_solve
@@ -53,10 +54,10 @@ def test_a_set_is_evaluated_as_the_run_is_trained_but_for_what_it_gives(
     # and as `rlvf eval` of the run takes it
     given = {f"problems.{key}": value for key, value in yaml.safe_load(f"{{path: {other}{of_its_own}}}").items()}
     asked = read_config(EvalConfig, file=None, overrides={"policy": "mine", **given}, defaults=False)
-    assert digest_of(asked_of_run(asked, "mine", config).problems, te.samples) == te.digest
+    assert digest_of(asked_of_run(asked, "mine", config).problems, te.samples, te.tokens) == te.digest
     # figures of a run that began when such a set took nothing are another evaluation's, which is told by the digest
     alone = problems_to_solve([config.evals[0]], config.verifier, None, config.seed)
-    assert digest_of(alone, te.samples) != te.digest or not te.note
+    assert digest_of(alone, te.samples, te.tokens) != te.digest or not te.note
     taken = [part for part in ("verifier 'gsm8k'", "template 'Q: {prompt}\\nA:'") if part in te.note]
     assert len(taken) == (verifier == "gsm8k") + (words == template["problems__template"])
     assert te.note.startswith("te: evaluated as the run is trained, with ") == bool(taken)
@@ -109,3 +110,17 @@ def test_a_file_of_evals_is_judged_as_a_set_made_in_code_that_is_trained_on(tmp_
     completions = [["11", "11+0", "7+9-5"]]
     assert judge(plan.problems.held_out, completions, plan.problems.verifiers).rewards.tolist() == [[0.0, 0.0, 1.0]]
     assert plan.note == "cd: evaluated as the run is trained, with verifier 'countdown'"
+
+
+def test_figures_of_shorter_completions_are_of_another_plan_and_those_of_older_versions_go_on(tmp_path: Path) -> None:
+    (tmp_path / "sums.csv").write_text("problem,answer\n" + "".join(f"add 1 to {n},{n + 1}\n" for n in range(9)))
+
+    def held_out(tokens: str) -> EvaluationPlan:
+        config = configured(problems=f"{tmp_path}/sums.csv", sampling__max_tokens=tokens)
+        return plans(config, open_problems(config.sets, config.verifier, config.held_out, 0))[0]
+
+    plan = held_out("40")
+    assert plan.digest == held_out("40").digest != held_out("20").digest
+    older = digest_of(plan.problems, plan.samples)
+    assert plan.continuing([MetricLine(0, 0, {}, older)]).digest == older
+    assert plan.continuing([MetricLine(0, 0, {}, held_out("20").digest)]).digest == plan.digest

@@ -179,6 +179,7 @@ def test_a_run_on_examples_goes_on_by_its_own_command(tmp_path: Path) -> None:
         ("staleness", "0"),
         ("staleness", "4"),
         ("algorithm.correction", "mask"),
+        ("sampling.max_tokens", "9"),
     ],
 )
 def test_more_steps_other_machines_and_other_bookkeeping_are_allowed(saved: Run, path: str, value: str) -> None:

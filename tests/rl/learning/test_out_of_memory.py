@@ -127,8 +127,8 @@ def test_what_does_not_fit_with_one_sequence_is_one_line_and_changes_nothing(
     watched(0)
     with pytest.raises(NoRoomError) as error:
         learner.update(batch, AlgorithmSpec(), 1.0)
-    helps = "optimizer.checkpointing on, " if checkpointing == "off" else ""
-    asks = f"give {helps}policy.lora 16, a smaller sampling.max_tokens or a smaller policy.model"
+    helps = "optimizer.checkpointing on or " if checkpointing == "off" else ""
+    asks = f"give {helps}a smaller sampling.max_tokens, or to a new run policy.lora 16 or a smaller policy.model"
     assert f"does not fit into the memory of cpu: {asks}" in str(error.value)
     assert "\n" not in str(error.value)
     assert identical(weights(learner), before)
