@@ -22,7 +22,15 @@ from rl.lora_config import LoraConfig
 
 pytestmark = pytest.mark.slow
 
+DOCUMENTED_RUN = "20260101-120000-tiny"
 TEXT = torch.arange(5, 25)[None]
+
+
+def _documented() -> str:
+    """The lines by which docs/models.md loads a model."""
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    lines = text.partition("## The trained model in other programs")[2].split("\n\n")[2]
+    return "\n".join(line.removeprefix("    ") for line in lines.splitlines())
 
 
 @torch.no_grad()
@@ -70,6 +78,8 @@ def test_merged_weights_are_the_model_with_its_adapters(
         assert len(AutoTokenizer.from_pretrained(merged)) == len(policy.tokenizer)
         load_policy(str(merged), PolicyConfig(device="cpu"))  # whose completions end
 
+        exec(_documented().replace(DOCUMENTED_RUN, run.name))
+        assert capsys.readouterr().out.strip()
         assert json.loads(shown.out)["dtype"] == "float32"
         assert shown.err.splitlines()[-1] == "policy v2 in float32"
 
