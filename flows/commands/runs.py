@@ -66,7 +66,8 @@ class Listed:
         last = _figure(self.reward) if self.loss is None else f"loss {self.loss:.3f}"
         steps = f"{self.step}/{'?' if self.steps is None else self.steps}"
         started = f"{datetime.fromisoformat(self.started):%Y-%m-%d %H:%M}"
-        return (self.name, self.state, steps, last, _figure(self.held_out), started, self.model or "?")
+        of = "" if self.held_out_step in (None, self.step) else f" (v{self.held_out_step})"
+        return (self.name, self.state, steps, last, f"{_figure(self.held_out)}{of}", started, self.model or "?")
 
 
 def _options(command: argparse.ArgumentParser) -> None:

@@ -69,7 +69,7 @@ def test_each_has_its_steps_and_figures_and_the_newest_is_the_first(listing: Lis
         "run state steps reward held out started model".split(),
         "new finished 150/150 0.900 1.000 2026-01-01 12:05 org/model".split(),
         "begun finished 0/150 - - 2026-01-01 12:03 org/model".split(),
-        "old failed 2/150 0.750 0.250 2026-01-01 12:01 org/model".split(),
+        "old failed 2/150 0.750 0.250 (v0) 2026-01-01 12:01 org/model".split(),
     ]
     (of_program,) = listing("--json")[0]
     old = json.loads(of_program)["runs"][2]
