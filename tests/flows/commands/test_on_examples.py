@@ -29,10 +29,20 @@ def test_the_learning_rate_that_was_taken_and_how_it_went_are_said(tmp_path: Pat
     words = ["sft", "--problems", "shown.jsonl", "--steps", "2", "--run", "shown", "--warm_up.steps", "2"]
     asked = [sys.executable, "-c", "from flows.cli import main; main()", *words, "--tracking.system_metrics", "false"]
     home = {"RLVF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path, env={**os.environ, **home})
+
+    def said() -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | home)
+
+    done = said()
     run = tmp_path / "home" / "runs" / "shown"
     assert done.stdout == f"{run / 'model'}\n"
     lines = done.stderr.splitlines()
     assert lines.count("optimizer.lr 0.001: for a policy of 0.9M parameters") == 1
     assert next(line for line in lines if line.startswith("rlvf: shown: 2 steps in ")).count(" → ") == 1
     assert f"rlvf: report: {run / 'report.html'}" in lines
+
+    asked[3:] = ["sft", "--resume", "shown"]
+    again = said()
+    assert again.stdout == done.stdout
+    more = "rlvf: shown has made all of its 2 steps; more: rlvf sft --resume shown --steps N"
+    assert again.stderr.splitlines() == [more, *lines[-2:]]  # nothing was started
