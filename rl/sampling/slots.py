@@ -61,5 +61,5 @@ class Slots:
         elif again:
             raise NoRoomError(
                 f"one sequence of {positions:,} tokens does not fit into the memory of {self._policy.device}: give a "
-                "smaller sampling.max_tokens, a smaller policy.model, or policy.dtype bfloat16"
+                "smaller sampling.max_tokens, or to a new run a smaller policy.model or policy.dtype bfloat16"
             )
