@@ -8,14 +8,23 @@
 
 #include "exponential.h"
 
+/* sums of a tile and the weights of an input fill the registers: 26 of 32 of AVX-512, 14 of 16 of AVX2 */
+#ifdef __AVX512F__
+#define WIDTH 16 /* numbers of a register */
+#define TILE 12
+#else
+#define WIDTH 8
+#define TILE 6
+#endif
 #define VECTORS 2
-#define COLUMNS (VECTORS * LANES)
-#define TILE 12   /* sums of as many rows, and the weights of an input, fill 26 of the 32 registers of AVX-512 */
+#define COLUMNS (VECTORS * WIDTH)
 #define FEW 4     /* rows at a time of those that are left */
 #define BLOCK 192 /* rows for which a panel is read once: a multiple of TILE */
 
-typedef float vector __attribute__((vector_size(4 * LANES)));
-typedef float stored __attribute__((vector_size(4 * LANES), aligned(4))); /* anywhere in memory */
+typedef float vector __attribute__((vector_size(4 * WIDTH)));
+typedef float stored __attribute__((vector_size(4 * WIDTH), aligned(4))); /* anywhere in memory */
+
+const int64_t columns = COLUMNS; /* for who lays out panels */
 
 enum finish { PLAIN, ADDED, GATED };
 
@@ -26,7 +35,7 @@ static inline __attribute__((always_inline)) void sum_up(const int rows, int64_t
     for (int64_t each = 0; each < inputs; each++, panel += COLUMNS) {
         vector weights[VECTORS];
         for (int part = 0; part < VECTORS; part++)
-            weights[part] = *(const stored *)(panel + part * LANES);
+            weights[part] = *(const stored *)(panel + part * WIDTH);
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++)
             for (int part = 0; part < VECTORS; part++)

@@ -1,11 +1,12 @@
-"""A small model's products on a processor with AVX-512: `cpu_linear.c`, compiled on the machine itself.
+"""A small model's products on a processor with AVX2 or AVX-512: `cpu_linear.c`, compiled on the machine itself.
 
 PyTorch's own lay a matrix out anew for each product, and leave what follows to passes of their own over the results.
 `rl.model.lean.TorchLinear` is the same by PyTorch. In float32 alone.
 
-Legend: B rows, H inputs, N outputs, I gates, P panels.
+Legend: B rows, H inputs, N outputs, I gates, P panels of C columns.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from torch import Tensor
 from rl.model.compiled import ADDRESS, NUMBER, bounds, compiled, in_parts
 
 SOURCE = Path(__file__).with_suffix(".c")
-COLUMNS = 32  # of a panel, as in the source
 ROWS = 64  # of a thread, at least
 PLAIN, ADDED, GATED = range(3)
 APART = 1e-4  # that they may be from those in float64
@@ -25,15 +25,17 @@ APART = 1e-4  # that they may be from those in float64
 def pays() -> bool:
     """Whether this processor is of a kind on which these products were measured to be faster than PyTorch's, which on
     others, as Apple's, use units that no compiler does."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 class CpuLinear:
-    """Products with weights [N, H] that were laid out as panels [P, H, COLUMNS]: copies."""
+    """Products with weights [N, H] that were laid out as panels [P, H, C]: copies."""
 
     def __init__(self) -> None:
         """Raises what `compiled` raises, and ValueError where what was compiled makes other products."""
-        self._product = compiled(SOURCE).product
+        library = compiled(SOURCE)
+        self._columns = ctypes.c_int64.in_dll(library, "columns").value
+        self._product = library.product
         self._product.argtypes = (*(NUMBER,) * 5, *(ADDRESS,) * 4)
         draws = torch.Generator().manual_seed(0)
         states, weights, up = (torch.randn(rows, 24, generator=draws, dtype=torch.float32) for rows in (29, 40, 40))
@@ -50,7 +52,7 @@ class CpuLinear:
         self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None
     ) -> Callable[[Tensor], Sequence[Tensor]]:
         """See `rl.model.lean.Linear`."""
-        panels, widths = _panels(torch.cat(tuple(weights))), [len(each) for each in weights]
+        panels, widths = self._panels(torch.cat(tuple(weights))), [len(each) for each in weights]
         bias = None if biases is None else torch.cat(tuple(biases))
 
         def projected(states: Tensor) -> Sequence[Tensor]:
@@ -61,9 +63,9 @@ class CpuLinear:
 
     def gates(self, gates: Tensor, up: Tensor) -> Callable[[Tensor], Tensor]:
         """See `rl.model.lean.Linear`."""
-        half = COLUMNS // 2
+        half = self._columns // 2
         blocks = [F.pad(each, (0, 0, 0, -len(each) % half)).reshape(-1, half, each.shape[1]) for each in (gates, up)]
-        panels, width = _panels(torch.stack(blocks, 1).flatten(0, 2)), len(gates)
+        panels, width = self._panels(torch.stack(blocks, 1).flatten(0, 2)), len(gates)
 
         def gated(states: Tensor) -> Tensor:
             return self._multiply(GATED, states, panels, None, states.new_empty(len(states), width))
@@ -72,7 +74,7 @@ class CpuLinear:
 
     def adds(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """See `rl.model.lean.Linear`; it adds in place."""
-        panels = _panels(weight)
+        panels = self._panels(weight)
         return lambda hidden, states: self._multiply(ADDED, states, panels, None, hidden.contiguous())
 
     def _multiply(self, how: int, states: Tensor, panels: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
@@ -85,8 +87,7 @@ class CpuLinear:
         in_parts(self._product, bounds(rows, ROWS), given, (states, panels, bias, out))
         return out
 
-
-def _panels(weight: Tensor) -> Tensor:
-    """[P, H, COLUMNS] of [N, H], zeros beyond N."""
-    padded = F.pad(weight, (0, 0, 0, -len(weight) % COLUMNS))
-    return padded.reshape(-1, COLUMNS, weight.shape[1]).transpose(1, 2).contiguous()
+    def _panels(self, weight: Tensor) -> Tensor:
+        """[P, H, C] of [N, H], zeros beyond N."""
+        padded = F.pad(weight, (0, 0, 0, -len(weight) % self._columns))
+        return padded.reshape(-1, self._columns, weight.shape[1]).transpose(1, 2).contiguous()

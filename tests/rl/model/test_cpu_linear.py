@@ -1,6 +1,7 @@
 """A small model's products in C beside float64, whatever the number of rows, inputs and outputs."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers import PreTrainedTokenizerBase
 
-from rl.model import cpu_kernels, cpu_linear, lean
+from rl.model import compiled, cpu_kernels, cpu_linear, lean
 from rl.model.cpu_kernels import CpuKernels
 from rl.model.cpu_linear import CpuLinear
 from rl.model.lean import TorchLinear
@@ -20,13 +21,31 @@ ROWS = (1, 2, 4, 5, 12, 16, 17, 29, 191, 193, 400)
 SIZES = ((1, 1), (7, 31), (24, 40), (128, 64), (96, 33))
 
 
+@pytest.fixture(autouse=True, params=["native", "AVX2"])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As this processor has, and as most have."""
+    if request.param == "native":
+        yield
+        return
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("needs a processor with AVX-512, to leave it out")
+    monkeypatch.setenv("CC", "cc -mno-avx512f")
+    compiled.attempted.cache_clear()
+    yield
+    compiled.attempted.cache_clear()
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
-@pytest.mark.parametrize("rows", ROWS)
 def test_products_are_those_of_float64(
-    rows: int, inputs: int, outputs: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    inputs: int, outputs: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_linear, "ROWS", 2)
+    for rows in ROWS:
+        check_products(rows, inputs, outputs, threads)
+
+
+def check_products(rows: int, inputs: int, outputs: int, threads: int) -> None:
     torch.manual_seed(0)
     states, first, second = (torch.randn(each, inputs) for each in (rows, outputs, outputs))
     bias, hidden = torch.randn(2 * outputs), torch.randn(rows, outputs)
