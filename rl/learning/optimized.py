@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
@@ -20,6 +20,7 @@ from rl.model.policy import Policy, read_weights, save_policy
 from rl.records import Learned
 
 M = TypeVar("M", bound=Policy)
+ALIGNMENT = 64  # bytes: PyTorch's memory begins at a multiple of these
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Optimized(Generic[M]):
         self.kl_coefficient: float | None = None  # as it was adapted so far; a policy's
         self.decay = 1.0  # share of the learning rate that the next update takes: see rl.learning.schedules
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        with room_for("the model", policy.device, less_memory(policy)):
+            _align(policy.model.parameters())
         self.optimizers = build_optimizers(policy, config)
         self.memory = OptimizedMemory(policy, self.optimizers)
         self.accumulation = Accumulation(policy, config)
@@ -177,3 +180,11 @@ class Optimized(Generic[M]):
         self.step, self.optimizer_steps = state.step, state.optimizer_steps
         self.refusals, self.learned, self.kl_coefficient = state.refusals, state.learned, state.kl_coefficient
         self.accumulation.passes = state.passes if state.given == self._given else None
+
+
+def _align(parameters: Iterable[Tensor]) -> None:
+    """Move those that lie where a file has them to where memory is allotted: where a matrix begins decides the last
+    bits of a processor's product of a single row, and a resume reads it from another place of another file."""
+    for parameter in parameters:
+        if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
+            parameter.data = parameter.data.clone()

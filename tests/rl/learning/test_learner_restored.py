@@ -8,14 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rl.learning.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
 from rl.learning.optimizer_config import OptimizerConfig
 from rl.records import Batch
-from tests.rl.updates import PLAIN, REINFORCE, Make, identical, moments, weights
+from tests.rl.updates import PLAIN, REINFORCE, Make, identical, judged, moments, weights
 
 pytestmark = pytest.mark.slow
 
@@ -108,3 +110,20 @@ def test_a_learner_that_has_not_learned_yet_is_saved_and_restored(
     other.restore(tmp_path)
     assert (other.step, other.optimizer_steps, other.learned, moments(other)) == (3, 0, None, {})
     assert identical(weights(other), weights(Learner(make_policy(), PLAIN)))
+
+
+@pytest.mark.parametrize("frozen", ["", "lm_head"])
+def test_where_a_file_has_its_weights_decides_no_bit(frozen: str, make_policy: Make) -> None:
+    """Weights that are read from a file begin anywhere, and a product of a single row depends on that."""
+    found = []
+    for displaced in (0, 10):
+        policy = make_policy("llama")
+        for name, parameter in policy.model.named_parameters():
+            parameter.requires_grad = not frozen or frozen not in name
+            place = torch.empty(parameter.numel() + displaced)[displaced:].view(parameter.shape)
+            parameter.data = place.copy_(parameter.data)
+        learner = Learner(policy, OptimizerConfig(lr=1e-3, warmup_steps=0, microbatch_tokens=1))
+        batch = judged(np.array([[1], [0], [0]], dtype=np.float32))  # a pass has one token
+        assert learner.update(batch, AlgorithmSpec(name="reinforce_pp"), 1.0).applied
+        found.append(weights(learner) | moments(learner))
+    assert identical(*found)
