@@ -14,8 +14,7 @@ from torch import Tensor
 
 from rl.model.attention import Seen
 from rl.model.compiled import ADDRESS, NUMBER, REAL, bounds, compiled, in_parts
-from rl.model.cpu_linear import CpuLinear, pays
-from rl.model.lean import gated
+from rl.model.lean import Linear, gated
 
 SOURCE = Path(__file__).with_suffix(".c")
 ROWS = 64  # of a thread, at least
@@ -28,10 +27,10 @@ class CpuKernels:
     TRIED: Sequence[int] = (1, 9)
     PREFILLS = True
 
-    def __init__(self, size: int, share: int) -> None:
-        """Raises what `compiled` raises."""
+    def __init__(self, size: int, share: int, linear: Linear | None = None) -> None:
+        """`linear`: of a small model, see `rl.model.cpu_linear`. Raises what `compiled` raises."""
         library = compiled(SOURCE, SIZE=size, SHARE=share)
-        self.linear = CpuLinear() if pays() else None
+        self.linear = linear
         self._normalize = library.normalize
         self._normalize.argtypes = (NUMBER, NUMBER, ADDRESS, ADDRESS, REAL, ADDRESS)
         self._normalize.restype = None

@@ -65,17 +65,17 @@ static inline void finish(enum finish how, const float *sums, const float *bias,
     }
 }
 
-/* [B, N] of states [B, H] and panels [P, H, COLUMNS], of the rows from `first` to `last`. 0. */
-int product(int64_t first, int64_t last, int64_t inputs, int64_t outputs, int64_t how, const float *states,
+/* [B, N] of states [B, H] and panels [P, H, COLUMNS], of the panels from `first` to `last`. 0. */
+int product(int64_t first, int64_t last, int64_t rows, int64_t inputs, int64_t outputs, int64_t how, const float *states,
             const float *panels, const float *bias, float *out)
 {
     int64_t written = how == GATED ? COLUMNS / 2 : COLUMNS; /* of a panel */
     vector sums[TILE][VECTORS];
-    for (int64_t block = first; block < last; block += BLOCK) {
-        int64_t end = block + BLOCK < last ? block + BLOCK : last;
-        const float *panel = panels;
-        for (int64_t at = 0; at < outputs; at += written, panel += inputs * COLUMNS) {
-            int64_t count = outputs - at < written ? outputs - at : written;
+    for (int64_t block = 0; block < rows; block += BLOCK) {
+        int64_t end = block + BLOCK < rows ? block + BLOCK : rows;
+        for (int64_t each = first; each < last; each++) {
+            const float *panel = panels + each * inputs * COLUMNS;
+            int64_t at = each * written, count = outputs - at < written ? outputs - at : written;
             for (int64_t row = block, taken; row < end; row += taken) {
                 const float *given = states + row * inputs;
                 taken = end - row >= TILE ? TILE : end - row >= FEW ? FEW : 1;
@@ -85,9 +85,9 @@ int product(int64_t first, int64_t last, int64_t inputs, int64_t outputs, int64_
                     sum_up(FEW, inputs, given, panel, sums);
                 else
                     sum_up(1, inputs, given, panel, sums);
-                for (int each = 0; each < taken; each++) {
-                    float *to = out + (row + each) * outputs + at;
-                    const float *of_panel = bias ? bias + at : NULL, *from = (const float *)sums[each];
+                for (int of = 0; of < taken; of++) {
+                    float *to = out + (row + of) * outputs + at;
+                    const float *of_panel = bias ? bias + at : NULL, *from = (const float *)sums[of];
                     if (count == written) /* a number that the compiler knows */
                         finish(how, from, of_panel, how == GATED ? COLUMNS / 2 : COLUMNS, to);
                     else

@@ -7,6 +7,7 @@ Legend: B rows, H inputs, N outputs, I gates, P panels of C columns.
 """
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from rl.model.compiled import ADDRESS, NUMBER, bounds, compiled, in_parts
 
 SOURCE = Path(__file__).with_suffix(".c")
-ROWS = 64  # of a thread, at least
+WORK = 2**21  # products of two numbers of a thread, at least
 PLAIN, ADDED, GATED = range(3)
 APART = 1e-4  # that they may be from those in float64
 
@@ -36,12 +37,13 @@ class CpuLinear:
         library = compiled(SOURCE)
         self._columns = ctypes.c_int64.in_dll(library, "columns").value
         self._product = library.product
-        self._product.argtypes = (*(NUMBER,) * 5, *(ADDRESS,) * 4)
+        self._product.argtypes = (*(NUMBER,) * 6, *(ADDRESS,) * 4)
         draws = torch.Generator().manual_seed(0)
         states, weights, up = (torch.randn(rows, 24, generator=draws, dtype=torch.float32) for rows in (29, 40, 40))
+        bias = up[:, 0]
         exact, of_up = states.double() @ weights.double().T, states.double() @ up.double().T
         for found, expected in (
-            (self.projections([weights], None)(states)[0], exact),
+            (self.projections([weights], [bias])(states)[0], exact + bias),
             (self.adds(weights)(states[:, :1].repeat(1, 40), states), states[:, :1] + exact),
             (self.gates(weights, up)(states), F.silu(exact) * of_up),
         ):
@@ -83,8 +85,9 @@ class CpuLinear:
         (rows, inputs), outputs = states.shape, out.shape[1]
         assert inputs == panels.shape[1]
         addresses = states.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()
-        given = (inputs, outputs, how, *addresses)
-        in_parts(self._product, bounds(rows, ROWS), given, (states, panels, bias, out))
+        given = (rows, inputs, outputs, how, *addresses)
+        least = math.ceil(WORK / max(1, rows * panels[0].numel()))
+        in_parts(self._product, bounds(len(panels), least), given, (states, panels, bias, out))
         return out
 
     def _panels(self, weight: Tensor) -> Tensor:

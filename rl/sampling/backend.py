@@ -1,6 +1,8 @@
 """The way in which tokens of a policy are decoded on its device, as trials of it have shown."""
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch import Tensor
 from rl.compiler import NoCompilerError
 from rl.model.attention import Grid, NotSharedError
 from rl.model.cpu_kernels import CpuKernels
+from rl.model.cpu_linear import CpuLinear, pays
 from rl.model.head import attention_of
 from rl.model.lean import Kernels, LeanDecoder
 from rl.model.memory import is_out_of_memory
@@ -20,6 +23,7 @@ from rl.sampling.kernel_trial import kernel_refusal
 from rl.sampling.prefill import Prefill, prefilled
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PROBED = 3  # tokens of the prompt by which decoding is tried
 
@@ -38,7 +42,7 @@ class Backend:
         self.share = _agrees(policy, plain)  # whether a prompt's keys stay in their place
         # the decoder to use, if not the model's
         self.lean = _lean(policy, plain) if self.share and LeanDecoder.takes(policy.model) else None
-        self.choice = _choice() if device == "cpu" else None
+        self.choice = _had(Choice, "none is drawn by compiled code") if device == "cpu" else None
 
     def follow(self) -> None:
         """Make again what was made of the weights, if these were written to."""
@@ -94,12 +98,12 @@ def _lean(policy: Policy, plain: Tensor) -> LeanDecoder | None:
     return lean if _agrees(policy, plain, lean) else None
 
 
-def _choice() -> Choice | None:
-    """What draws tokens on a processor, if it can be had."""
+def _had(make: Callable[[], T], without: str) -> T | None:
+    """What is compiled, if it can be had."""
     try:
-        return Choice()
+        return make()
     except (NoCompilerError, OSError, ValueError) as error:
-        _slower("none is drawn by compiled code", reason(error), error)
+        _slower(without, reason(error), error)
         return None
 
 
@@ -111,7 +115,8 @@ def _slower(what: str, why: str, error: Exception | None = None) -> None:
 
 def _kernels(device: torch.device, queries: int, keys: int, size: int) -> Kernels:
     if device.type == "cpu":
-        return CpuKernels(size, queries // keys)
+        linear = _had(CpuLinear, "its products are PyTorch's") if pays() else None
+        return CpuKernels(size, queries // keys, linear)
     from rl.model import kernels  # Triton is there on CUDA alone
 
     return kernels

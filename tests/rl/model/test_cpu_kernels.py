@@ -29,8 +29,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A machine's folder of what was measured, and nothing compiled yet in this process; one file each."""
-    monkeypatch.setattr(cpu_kernels, "pays", lambda: False)
+    """A machine's folder of what was measured, and nothing compiled yet in this process."""
     monkeypatch.setenv(processor.MEASURED, str(tmp_path / "cache" / "processor.json"))
     compiled.attempted.cache_clear()
     yield tmp_path / "cache"

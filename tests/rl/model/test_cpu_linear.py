@@ -1,5 +1,6 @@
 """A small model's products in C beside float64, whatever the number of rows, inputs and outputs."""
 
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers import PreTrainedTokenizerBase
 
-from rl.model import compiled, cpu_kernels, cpu_linear, lean
+from rl.model import compiled, cpu_linear, lean
 from rl.model.cpu_kernels import CpuKernels
 from rl.model.cpu_linear import CpuLinear
 from rl.model.lean import TorchLinear
+from rl.sampling import backend
 from rl.sampling.slots import Slots
 from tests.rl.model.test_lean import KINDS, differ, drawn, made
 
@@ -40,7 +42,7 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def test_products_are_those_of_float64(
     inputs: int, outputs: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_linear, "ROWS", 2)
+    monkeypatch.setattr(cpu_linear, "WORK", 1)
     for rows in ROWS:
         check_products(rows, inputs, outputs, threads)
 
@@ -89,7 +91,7 @@ def test_states_that_are_apart_in_memory_and_what_is_no_number() -> None:
 def test_a_decoder_draws_with_them_what_it_draws_by_pytorch(
     name: str, pays: bool, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_kernels, "pays", lambda: pays)
+    monkeypatch.setattr(backend, "pays", lambda: pays)
     policy = made(name, tokenizer)
     slots = Slots(policy, most=7)
     assert slots.backend.lean is not None
@@ -102,14 +104,18 @@ def test_a_decoder_draws_with_them_what_it_draws_by_pytorch(
 def test_a_large_model_keeps_its_matrices_as_they_are(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_kernels, "pays", lambda: True)
     monkeypatch.setattr(lean, "LARGEST", 0)
     policy = made("qwen3", tokenizer)
-    decoder = lean.LeanDecoder(policy.model, CpuKernels(16, 2))
+    decoder = lean.LeanDecoder(policy.model, CpuKernels(16, 2, CpuLinear()))
     assert isinstance(decoder._linear, TorchLinear)
 
 
-def test_a_compiler_that_makes_other_products_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_makes_other_products_is_not_used_for_them(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     wrong = tmp_path / "cpu_linear.c"
     source = cpu_linear.SOURCE.read_text().replace(
         '"exponential.h"', f'"{cpu_linear.SOURCE.with_name("exponential.h")}"'
@@ -119,3 +125,10 @@ def test_a_compiler_that_makes_other_products_is_not_used(tmp_path: Path, monkey
     monkeypatch.setattr(cpu_linear, "SOURCE", wrong)
     with pytest.raises(ValueError, match="other products"):
         CpuLinear()
+    monkeypatch.setattr(backend, "pays", lambda: True)
+    slots = Slots(made("qwen3", tokenizer))
+    assert slots.backend.lean is not None
+    assert isinstance(slots.backend.lean.kernels, CpuKernels)
+    assert slots.backend.lean.kernels.linear is None
+    (said,) = (record for record in caplog.records if "its products are PyTorch's" in record.message)
+    assert said.levelno == logging.WARNING
