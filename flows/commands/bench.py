@@ -180,7 +180,7 @@ def _update(given: argparse.Namespace, table: TextIO) -> dict[str, object]:
         rows.append(asdict(figure))
         found = f"{figure.extra_gb:>11.2f} GB{figure.tokens_per_second:>12,.0f}" if figure.extra_gb is not None else ""
         print(f"{figure.positions:>9,}  {figure.method:<20}{found or '  does not fit here'}", file=table, flush=True)
-    return {"update": rows}
+    return {"layers": given.layers, "vocabulary": given.vocabulary, "update": rows}
 
 
 def _generate(given: argparse.Namespace, table: TextIO) -> dict[str, object]:

@@ -41,6 +41,15 @@ def in_slices(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype in NARROW and device.type not in AT_ONCE
 
 
+def gradient_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """That of what a head of this arithmetic is multiplied with in the backward pass, and of the products, which are
+    added up in float32. A processor that multiplies bfloat16 fast, but without AMX, does not where sums are not to be
+    rounded: it has gradients from rounded ones, as a GPU does."""
+    if device.type == "cpu" and dtype == torch.bfloat16 and not torch.cpu._is_amx_tile_supported():
+        return dtype if fast_at_bfloat16() else torch.float32
+    return torch.float32
+
+
 def slices(weight: Tensor) -> Iterator[slice]:
     """Of the rows of a head [V, H], to be widened one after the other."""
     rows = max(1, (CPU_SLICE if weight.device.type == "cpu" else GPU_SLICE) // weight.shape[1])

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from rl.model.head import finished_logits
 from rl.model.in_place import gradient_of
-from rl.model.products import NARROW, in_slices, slices, wide_product, widened
+from rl.model.products import NARROW, gradient_type, in_slices, slices, wide_product, widened
 
 CHUNK = 5 * 2**23  # logits of a chunk at most: 160 MiB in float32, of which there are two
 ROWS = 32  # tokens whose logits are summed up at once, and of a chunk at least
@@ -149,20 +149,21 @@ class _Matrix:
             return share @ self._weight
 
     def _backward_in_slices(self, share: Tensor) -> Tensor:
+        kind = gradient_type(self._dtype, share.device)
         with widened(self._dtype, share.device):
-            hidden = self._hidden.float()
+            hidden = self._hidden.to(kind)
             if self._head.weight.requires_grad:
                 _add_product(gradient_of(self._head.weight), share, hidden)
-            made = torch.zeros_like(hidden)
+            made = torch.zeros_like(self._hidden, dtype=torch.float32)
             for part in slices(self._weight):
-                made.addmm_(share[:, part], self._weight[part].to(self._dtype).float())
+                made += share[:, part].to(kind) @ self._weight[part].to(self._dtype).to(kind)
             return made
 
 
 def _add_product(gradient: Tensor, share: Tensor, hidden: Tensor) -> None:
     """Of shares [C, V] and hidden states [C, H], to a gradient [V, H] that may be of another type."""
-    if gradient.dtype == share.dtype:
+    if gradient.dtype == share.dtype == hidden.dtype:
         gradient.addmm_(share.T, hidden)
         return
-    for part in _parts(len(gradient), max(1, CHUNK // gradient.shape[1])):
-        gradient[part] += share[:, part].T @ hidden
+    for part in slices(gradient):
+        gradient[part] += share[:, part].to(hidden.dtype).T @ hidden

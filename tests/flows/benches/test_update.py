@@ -48,7 +48,9 @@ def test_what_does_not_fit_has_no_figures_and_is_not_tried(
     main(["bench", "update", "--positions", "64", "--json"])
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {
-        "update": [{"positions": 64, "method": "direct", "dtype": DTYPE, "extra_gb": None, "tokens_per_second": None}]
+        "layers": 2,
+        "vocabulary": 151_936,
+        "update": [{"positions": 64, "method": "direct", "dtype": DTYPE, "extra_gb": None, "tokens_per_second": None}],
     }
     assert "does not fit here" in shown.err
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from rl.model import products
 from rl.model.head import head_logits
 from rl.model.products import CPU_SLICE, slices, wide_product, widened
 from tests.rl.saved import Build
@@ -47,3 +48,20 @@ def test_slices_are_as_large_as_a_device_likes_them() -> None:
     assert list(slices(head)) == [slice(0, 16384)]
     assert list(slices(torch.empty_like(head, device="cpu"))) == [slice(0, 2048), slice(2048, 4096)]
     assert CPU_SLICE == 2048 * 1024
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fast", "amx", "expected"),
+    [
+        (torch.bfloat16, True, False, torch.bfloat16),
+        (torch.bfloat16, True, True, torch.float32),
+        (torch.bfloat16, False, False, torch.float32),
+        (torch.float16, True, False, torch.float32),
+    ],
+)
+def test_gradients_are_of_rounded_products_where_others_are_slow(
+    dtype: torch.dtype, fast: bool, amx: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "fast_at_bfloat16", lambda: fast)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert products.gradient_type(dtype, torch.device("cpu")) == expected
