@@ -1,15 +1,19 @@
 """The tracker of a run that goes on."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from flows.run.bookkeeping import Kept
 from flows.run.workplace import Workplace
 from flows.start.runs import local_folder
 from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
+from infra.errors import one_line
 from infra.runs.record import METRICS
 from infra.runs.tracking import Tracker
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -32,6 +36,8 @@ def tracker_of(
     ) as tracker:
         save_mlflow_run(run.uri, tracker.run_id)  # for a start after one that is killed from here on
         yield tracker
-    with suppress(Exception):  # the run has done its work; one that is resumed tells MLflow again
+    try:
         check()
         save_mlflow_run(run.uri, tracker.run_id, told=tracker.told)
+    except Exception as error:  # noqa: BLE001  # the run has done its work; a resume tells MLflow again
+        logger.warning("whether MLflow has all of this run was not noted: %s", one_line(error))

@@ -133,10 +133,8 @@ class LeanDecoder:
         copies = _nbytes(model) <= LARGEST
         own = kernels.linear if kernels is not None and copies else None
         self._linear: Linear = own or TorchLinear(copies, gated if kernels is None else kernels.gated)
-        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        self._lays_out_head = own is not None and type(head) is nn.Linear
         self._layers: list[Layer] = []
-        self._head: Callable[[Tensor], Sequence[Tensor]]
+        self._head: Callable[[Tensor], Sequence[Tensor]] | None = None  # if it is laid out
         self._made_of: object = None
         self.follow()
 
@@ -175,8 +173,8 @@ class LeanDecoder:
         made_of = [(each.data_ptr(), each._version) for each in self._model.parameters()]
         if made_of != self._made_of:
             self._layers = [self._packed(layer) for layer in self._decoder.layers]
-            if self._lays_out_head:
-                head: Any = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            head: Any = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            if not isinstance(self._linear, TorchLinear) and type(head) is nn.Linear:
                 self._head = self._linear.projections([head.weight], None if head.bias is None else [head.bias])
             self._made_of = made_of
 
@@ -217,7 +215,7 @@ class LeanDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `rl.model.head.head_logits`."""
-        if not self._lays_out_head:
+        if self._head is None:
             return head_logits(self._model, hidden)
         return finished_logits(self._model, self._head(hidden)[0])
 
